@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from dpft.audit.base import AuditConfig, AuditedRun, Finding
 from dpft.config.schema import TrainConfig
 from dpft.data.batches import EncodedRows
-from dpft.data.canaries import Canary, copies_of
+from dpft.data.canaries import copies_of
 from dpft.data.encoding import Encoding, fingerprint
 from dpft.data.rows import Check, accept_all
 from dpft.data.sources import has_training_split_alone, load_examples
@@ -68,6 +68,8 @@ from dpft.runs.training_records import encode_records
 from dpft.strict_model import joined, json_text, read_model, write_model
 from dpft.tasks.base import Record, TextTask
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
@@ -80,13 +82,13 @@ class Scorer:
     """How many of the longest records are read at once."""
 
     def log_likelihoods(self, records: Sequence[Record]) -> list[float]:
-        """Returns the log-likelihood of what is learned of each record, in nats, in order.
+        """Return the log-likelihood of the learned part of each record, in nats, in order.
 
-        Of a text it is the sum over its learned tokens, of a label its own, of a score the negative
-        squared error.
+        For a text it is the sum over the learned tokens, for a label the log-likelihood of that
+        label, and for a score the negative squared error.
         """
         rows = self.encoding.rows(records)
-        found = [0.0] * len(rows)
+        log_likelihoods = [0.0] * len(rows)
         lengths = [len(row.input_ids) + len(row.labels) for row in rows]
         with evaluation_mode(self.model), torch.no_grad():
             for places in batches_by_tokens(lengths, self.batch_size):
@@ -97,8 +99,8 @@ class Scorer:
                 else:
                     losses = per_example_losses(self.model, batch)
                 for place, loss in zip(places, losses.tolist(), strict=True):
-                    found[place] = -loss
-        return found
+                    log_likelihoods[place] = -loss
+        return log_likelihoods
 
 
 def trained(run: AuditedRun, batch_size: int) -> Scorer:
@@ -122,9 +124,6 @@ def untrained(run: AuditedRun, batch_size: int) -> Scorer:
     model, _ = prepare_model(config, architecture, training_head(config, architecture))
     model.to(run.device.prepare())  # type: ignore[arg-type]
     return Scorer(model=model, encoding=encoding, batch_size=batch_size)
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,10 +238,10 @@ def _kept_and_held_out(
 def _trained_places(
     run: Path, config: TrainConfig, data: TrainingData, encoding: Encoding
 ) -> dict[int, list[int]]:
-    """Returns the places of the records that the loop was given, to the numbers of their rows.
+    """Map the place of each record that was trained on to the numbers of its rows.
 
-    As in training, a record without anything to learn is left out, a unit has no more records
-    than ``privacy.records_per_unit``, and canaries come after all others.
+    As in training, a record without learned tokens is skipped, a unit has at most
+    ``privacy.records_per_unit`` records, and canaries come after all other records.
     """
     canaries = read_canaries(run)
     added, owners = copies_of(canaries, config.task), None
@@ -254,25 +253,19 @@ def _trained_places(
             raise _missing_key(run, UNIT_KEY, "by which the records of large units were chosen")
     records = [*data.examples, *(record for record, _ in added)]
     encoded = encode_records(config, records, owners, encoding, unit_key=key)
-    if _canaries_are_known(run, config, canaries):
+    if canaries or not config.audit.wanted:
         _check_fingerprint(run, encoded.rows, encoded.units)
+    else:  # The fingerprint covers the canaries, too.
+        logger.warning(
+            "whether the training records are those of the run is not checked without %s, which is"
+            " gone",
+            run / CANARIES,
+        )
     return {at: rows for at, rows in encoded.trained_on().items() if at < len(data.examples)}
 
 
-def _canaries_are_known(run: Path, config: TrainConfig, canaries: Sequence[Canary]) -> bool:
-    """Returns whether the run's canaries are there, which its fingerprint is of, too."""
-    if canaries or not config.audit.wanted:
-        return True
-    logger.warning(
-        "whether the training records are those of the run is not checked without %s, which is"
-        " gone",
-        run / CANARIES,
-    )
-    return False
-
-
 def _check_fingerprint(run: Path, rows: EncodedRows, units: list[list[int]] | None) -> None:
-    """Refuses other records than the run was trained on, as far as that can be known."""
+    """Reject records other than the training records, if the run still has its fingerprint."""
     path = run / FINGERPRINT
     if not path.exists():
         logger.warning(
@@ -281,11 +274,11 @@ def _check_fingerprint(run: Path, rows: EncodedRows, units: list[list[int]] | No
         )
         return
     try:
-        known = read_model(path, Fingerprint)
-        key = bytes.fromhex(known.key)
+        saved_fingerprint = read_model(path, Fingerprint)
+        key = bytes.fromhex(saved_fingerprint.key)
     except (OSError, ValueError, DpftError) as error:
         raise StateError(f"{path} is damaged; put it back as it was.") from error
-    if not hmac.compare_digest(fingerprint(rows, units, key), known.hmac):
+    if not hmac.compare_digest(fingerprint(rows, units, key), saved_fingerprint.hmac):
         raise _other_records()
 
 

@@ -210,18 +210,18 @@ def suffix_scores(
     *,
     on_scored: Callable[[int], None] = lambda suffixes: None,
 ) -> tuple[float, NDArray[np.float64]]:
-    """Returns the log-perplexities of a canary and of all that it might have been."""
+    """Return the log-perplexities of a canary's suffix and of every possible suffix, in bits."""
     table = suffix_tokens(scorer.encoding, task, canary, words)
     everything = np.zeros(1)
     with evaluation_mode(scorer.model), torch.no_grad():
         for place in range(len(canary.learned)):
             contexts = product(range(len(words)), repeat=place)
-            found = []
-            for some in batched(contexts, scorer.batch_size):
-                found.append(_bits_of_words(scorer, task, canary, words, table, some, place))
+            bits = []
+            for batch in batched(contexts, scorer.batch_size):
+                bits.append(_bits_of_words(scorer, task, canary, words, table, batch, place))
                 if place == len(canary.learned) - 1:
-                    on_scored(len(some) * len(words))
-            everything = (everything[:, None] + np.concatenate(found)).reshape(-1)
+                    on_scored(len(batch) * len(words))
+            everything = (everything[:, None] + np.concatenate(bits)).reshape(-1)
     number = 0
     for word in canary.learned:
         number = number * len(words) + words.index(word)
@@ -237,18 +237,18 @@ def _bits_of_words(
     contexts: Sequence[tuple[int, ...]],
     place: int,
 ) -> NDArray[np.float64]:
-    """Returns the log-perplexity of each word at a place after some contexts, shape (c, v)."""
+    """Return the log-perplexity of each word at a place after each context, shape (c, v)."""
     missing = [words[0]] * (len(table.places) - place)
     suffixes = [[*(words[at] for at in context), *missing] for context in contexts]
     rows = scorer.encoding.rows(
-        [task.canary(canary.read, each, number=canary.number) for each in suffixes]
+        [task.canary(canary.read, suffix, number=canary.number) for suffix in suffixes]
     )
     batch = scorer.encoding.layout.collate(rows).to(scorer.model.device)
     late = 0 if batch.kind == SEQ2SEQ else 1
     logits = token_logits(scorer.model, batch)[:, table.places[place] - late]
     bits = -logits.double().log_softmax(dim=-1) / log(2)
-    found: NDArray[np.float64] = bits[:, list(table.ids[place])].cpu().numpy()
-    return found
+    word_bits: NDArray[np.float64] = bits[:, list(table.ids[place])].cpu().numpy()
+    return word_bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,12 +264,12 @@ class Exposed:
     suffixes: int
 
 
-def exposed(own: float, candidates: NDArray[np.float64]) -> Exposed:
-    """Returns the exposure of a canary by what ``suffix_scores`` found."""
+def exposed(log_perplexity: float, candidates: NDArray[np.float64]) -> Exposed:
+    """Return the exposure of a canary, computed from the scores that ``suffix_scores`` returns."""
     fit = fit_skew_normal(candidates)
     return Exposed(
-        exact=exact_exposure(own, candidates),
-        fitted=fit.exposure(own),
+        exact=exact_exposure(log_perplexity, candidates),
+        fitted=fit.exposure(log_perplexity),
         goodness_of_fit=fit.distance,
         suffixes=len(candidates),
     )
@@ -281,7 +281,7 @@ def finding(
     before: Sequence[Exposed],
     privacy: RunPrivacy,
 ) -> Finding:
-    """Returns the finding: exposures by number of repetitions."""
+    """Return the finding of the audit: exposures by number of repetitions."""
     places: dict[int, list[int]] = {}
     for place, canary in enumerate(canaries):
         places.setdefault(canary.copies, []).append(place)
@@ -289,8 +289,10 @@ def finding(
     rows = [_row(group) for group in groups]
     largest = math.log2(after[0].suffixes)
     released = ExposureTable(repetitions=tuple(groups), rows=tuple(rows), largest_exposure=largest)
-    worst = max(each.goodness_of_fit for each in after)
-    shown = {_insertions(each): [after[at].exact for at in places[each]] for each in sorted(places)}
+    worst = max(exposure.goodness_of_fit for exposure in after)
+    shown = {
+        _insertions(copies): [after[at].exact for at in places[copies]] for copies in sorted(places)
+    }
     return Finding(
         record=joined(ExposureAudit, released, goodness_of_fit=worst),
         rows=[*rows, ("the most that a rank can show", f"{largest:.2f} bits")],
@@ -332,8 +334,8 @@ def _bits(spread: Spread) -> str:
 
 
 def _insertions(copies: int) -> str:
-    said = {0: "never inserted", 1: "inserted once"}
-    return said.get(copies, f"inserted {copies} times")
+    phrases = {0: "never inserted", 1: "inserted once"}
+    return phrases.get(copies, f"inserted {copies} times")
 
 
 def _notes(
@@ -354,15 +356,17 @@ def _notes(
     if once is None or privacy.plan.unit != EXAMPLE:
         return notes
     most = mean_bound(epsilon=epsilon, delta=delta, candidates=after[0].suffixes)
-    found = max(
-        each.exact for each, canary in zip(after, canaries, strict=True) if canary.copies == 1
+    largest = max(
+        exposure.exact
+        for exposure, canary in zip(after, canaries, strict=True)
+        if canary.copies == 1
     )
     # of any of them: each has that chance at most, and the largest of several is not one at random
     number = once.canaries
-    chance = min(1.0, number * chance_bound(found, epsilon=epsilon, delta=delta))
+    chance = min(1.0, number * chance_bound(largest, epsilon=epsilon, delta=delta))
     return [
         *notes,
         f"Of a canary inserted once, ε = {epsilon:.2f} allows {most:.2f} bits in the mean, and of"
-        f" any of {number} the {found:.2f} bits found of one, or more, with a chance of at most"
+        f" any of {number} the {largest:.2f} bits found of one, or more, with a chance of at most"
         f" {chance:.2g}; of one inserted r times it allows r times the ε.",
     ]

@@ -175,7 +175,7 @@ def best_lower_bound(
     choices: int = CHOICES,
     gaussian: bool = False,
 ) -> LowerBound:
-    """Returns the largest lower bound of epsilon over a fixed list of numbers of guesses.
+    """Return the largest lower bound of epsilon over a fixed list of numbers of guesses.
 
     Args:
         scores: One for each canary, shape (m,), higher where it is more likely included.
@@ -193,10 +193,12 @@ def best_lower_bound(
         InputError: A canary has no finite score or no coin, or a value is out of range.
     """
     check_delta(delta)
-    each = confidence_of_each(confidence, choices)
+    choice_confidence = confidence_of_each(confidence, choices)
     test = epsilon_lower_if_gaussian if gaussian else epsilon_lower_bound
     outcomes = guess_outcomes(scores, included, choices=choices)
-    epsilons = tuple(test(outcome, delta=delta, confidence=each) for outcome in outcomes)
+    epsilons = tuple(
+        test(outcome, delta=delta, confidence=choice_confidence) for outcome in outcomes
+    )
     best = outcomes[int(np.argmax(epsilons))]
     all_right = Outcome(canaries=best.canaries, guesses=best.canaries, correct=best.canaries)
     return LowerBound(
@@ -206,7 +208,7 @@ def best_lower_bound(
         canaries=best.canaries,
         confidence=confidence,
         choices=choices,
-        largest_epsilon_lower=test(all_right, delta=delta, confidence=each),
+        largest_epsilon_lower=test(all_right, delta=delta, confidence=choice_confidence),
         outcomes=outcomes,
         epsilons=epsilons,
     )

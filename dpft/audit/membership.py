@@ -198,11 +198,11 @@ class Records:
 def audit_membership(
     run: AuditedRun, *, references: Sequence[str], limit: int, batch_size: int
 ) -> Finding:
-    """Attacks a run by its own records.
+    """Attack a run with records that it was trained on and records that it was not trained on.
 
     Raises:
-        InputError: There are no others, or which records were trained on is not known, or a
-            reference run is of another task or model.
+        InputError: There are no other records, or it is not known which records were trained on,
+            or a reference run has another task or model.
     """
     others = [_reference(run, folder) for folder in references]
     scorer = trained(run, batch_size)
@@ -210,10 +210,10 @@ def audit_membership(
     after = np.array(scorer.log_likelihoods(records.all))
     del scorer  # one model at a time
     before = np.array(untrained(run, batch_size).log_likelihoods(records.all))
-    said = [trained(each, batch_size).log_likelihoods(records.all) for each in others]
-    curves = _curves(records.inside, after, before, np.array(said))
-    found = _bound(run)
-    bound = None if isinstance(found, str) else found
+    log_likelihoods = [trained(other, batch_size).log_likelihoods(records.all) for other in others]
+    curves = _curves(records.inside, after, before, np.array(log_likelihoods))
+    bound_or_reason = _bound(run)
+    bound = None if isinstance(bound_or_reason, str) else bound_or_reason
     return Finding(
         record=MembershipAudit(
             attacks={name: _entry(curve, bound) for name, curve in curves.items()},
@@ -223,7 +223,7 @@ def audit_membership(
             reference_runs=len(references),
         ),
         rows=[row for name, curve in curves.items() for row in _rows(name, curve, bound)],
-        notes=_notes(records, curves, found),
+        notes=_notes(records, curves, bound_or_reason),
         figures={"roc": roc_plot(curves, trade_off=bound)},
     )
 
@@ -237,25 +237,25 @@ def _records(run: AuditedRun, scorer: Scorer, limit: int) -> Records:
             f" {why.rstrip('.')}; train a run with eval.held_out=0.1, for instance."
         )
     # A record is scored by its first chunk, which a unit of too many chunks may have lost.
-    trained = [each for each, rows in zip(read.training, read.rows, strict=True) if 0 in rows]
+    trained = [record for record, rows in zip(read.training, read.rows, strict=True) if 0 in rows]
     kept = [
-        [each[at] for at in spread(len(each), limit)]
-        for each in (trained, scorer.encoding.readable(read.unseen.records))
+        [side[at] for at in spread(len(side), limit)]
+        for side in (trained, scorer.encoding.readable(read.unseen.records))
     ]
     return Records(members=kept[0], others=kept[1], split=read.unseen.split)
 
 
 def _reference(run: AuditedRun, folder: str) -> AuditedRun:
-    """Returns a reference run."""
+    """Return a reference run; reject one of another task or model."""
     if Path(folder).resolve() == run.folder.resolve():
         raise InputError(f"audit.reference_runs must be other runs, got {folder}, the run itself.")
     config = saved_run(folder)
     for name in ("task", "model"):
-        own, other = (getattr(each, name).name for each in (run.config, config))
-        if own != other:
+        audited, reference = (getattr(settings, name).name for settings in (run.config, config))
+        if audited != reference:
             raise InputError(
-                f"audit.reference_runs must be of the run's own {name}, {own}, got {folder}, which"
-                f" is of {other}."
+                f"audit.reference_runs must be of the run's own {name}, {audited}, got {folder},"
+                f" which is of {reference}."
             )
     return replace(run, folder=Path(folder), config=config.replace(task=run.config.task))
 
@@ -327,8 +327,8 @@ def _rows(name: str, curve: RocCurve, bound: TradeOff | None) -> list[tuple[str,
     for limit in LIMITS:
         rate = operating_point(curve, limit).true_positive_rate
         most = "" if bound is None else f", at most {largest_true_positive_rate(bound, limit):.2%}"
-        said = f"{rate.rate:.2%} ({rate.lower:.2%} to {rate.upper:.2%}){most}"
-        rows.append((f"{name}: true positives at {100 * limit:g} % false ones", said))
+        rate_text = f"{rate.rate:.2%} ({rate.lower:.2%} to {rate.upper:.2%}){most}"
+        rows.append((f"{name}: true positives at {100 * limit:g} % false ones", rate_text))
     return rows
 
 

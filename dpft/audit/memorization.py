@@ -169,16 +169,16 @@ class PromptedRow:
     other."""
 
     def written(self, tokens: Sequence[int]) -> list[Tokens]:
-        """Returns the tokens that a model wrote for each stretch; none for one that it left out."""
+        """Return the tokens that a model generated for each span; empty for a skipped span."""
         if not self.sentinels:
             starts = [sum(map(len, self.asked[:at])) for at in range(len(self.asked))]
             stops = [*starts[1:], len(tokens)]
             return [tuple(tokens[a:b]) for a, b in zip(starts, stops, strict=True)]
         places = [at for at, token in enumerate(tokens) if token in self.sentinels]
-        found: dict[int, Tokens] = {}
+        by_sentinel: dict[int, Tokens] = {}
         for start, stop in zip(places, [*places, len(tokens)][1:], strict=True):
-            found.setdefault(tokens[start], tuple(tokens[start + 1 : stop]))
-        return [found.get(sentinel, ()) for sentinel in self.sentinels[: len(self.asked)]]
+            by_sentinel.setdefault(tokens[start], tuple(tokens[start + 1 : stop]))
+        return [by_sentinel.get(sentinel, ()) for sentinel in self.sentinels[: len(self.asked)]]
 
 
 def hidden_of(asked: HiddenPart | None, encoding: TokenEncoding) -> HiddenPart:
@@ -208,7 +208,7 @@ def cut_records(
     continuation_tokens: int,
     rows: Sequence[Sequence[int]] | None = None,
 ) -> list[PromptedRow]:
-    """Returns the records' rows in two parts; those with nothing left to write are left out.
+    """Return the rows of the records in two parts; skip rows of which nothing can be asked.
 
     Args:
         records: Of a task of texts.
@@ -219,13 +219,13 @@ def cut_records(
         rows: Of each record the numbers of the rows that are asked about; None: all.
     """
     spans = hidden_of(hidden, encoding) == SPANS
-    made, counts = encoding.rows_in_chunks(records)
+    encoded, counts = encoding.rows_in_chunks(records)
     ends = counts.cumsum()
     cut: list[PromptedRow] = []
     for number in range(len(records)):
         every = range(int(ends[number] - counts[number]), int(ends[number]))
         chosen = every if rows is None else [every[at] for at in rows[number]]
-        for row in (made[at] for at in chosen):
+        for row in (encoded[at] for at in chosen):
             if spans:
                 assert isinstance(encoding, CorpusEncoding)
                 cut += _for_spans(number, row, encoding, continuation_tokens)
@@ -237,7 +237,7 @@ def cut_records(
 def _for_continuation(
     number: int, row: TokenizedExample, encoding: TokenEncoding, prefix: int, most: int
 ) -> list[PromptedRow]:
-    """Returns a row that is to be written on, or nothing."""
+    """Return a row that the model continues, or an empty list if nothing of it can be asked."""
     seq2seq = encoding.layout.kind == SEQ2SEQ
     end = encoding.tokenizer.eos_token_id
     read, target = _given_and_learned(row, seq2seq=seq2seq)
@@ -253,9 +253,9 @@ def _for_continuation(
     else:
         source = len(read) - seq2seq  # A source ends with an end-of-text token of its own.
         # A causal model reads at least one token.
-        given = source if seq2seq else max(1, source)
+        min_prefix = source if seq2seq else max(1, source)
         length = source + len(target)
-        place = max(given, prefix if length > prefix else length // 2) - source
+        place = max(min_prefix, prefix if length > prefix else length // 2) - source
         begun, rest = target[:place], target[place:]
     asked = tuple(rest[:most])
     if not asked:
@@ -269,13 +269,13 @@ def _for_continuation(
 
 
 def _given_and_learned(row: TokenizedExample, *, seq2seq: bool) -> tuple[list[int], list[int]]:
-    """Returns the tokens of a row that are only read, and those that are learned."""
+    """Return the tokens of a row that the model only reads, and the tokens that it learns."""
     labels = [int(label) for label in row.labels]
     learned = [label for label in labels if label != IGNORED_LABEL]
     if seq2seq:
         return row.input_ids, learned
-    given = len(labels) - len(learned)
-    return row.input_ids[:given], row.input_ids[given:]
+    num_read = len(labels) - len(learned)
+    return row.input_ids[:num_read], row.input_ids[num_read:]
 
 
 def _for_spans(
@@ -388,11 +388,11 @@ def audit_memorization(
     limit: int,
     device: DeviceConfig,
 ) -> MemorizationAudit:
-    """Writes on a run's records with its model, and writes the scores into the run's private/.
+    """Let a run's model complete the run's records, and write the scores into its private/.
 
     Raises:
-        InputError: The run cannot be read, or its model writes no texts, or its records are not
-            there or not known, or a library is missing.
+        InputError: The run cannot be read, its model generates no texts, its records are missing
+            or not known, or a library is missing.
         StateError: A file of the run is damaged.
     """
     quiet_transformers()
@@ -417,11 +417,11 @@ def audit_memorization(
         scores: dict[RecordSet, MemorizationScores] = {}
         with batch_progress("memorization", counts=False) as show:
             for name, chosen in sets.items():
-                found = writer.scores(cut(chosen.records, rows=chosen.rows), name, show)
-                if found is None:
+                set_scores = writer.scores(cut(chosen.records, rows=chosen.rows), name, show)
+                if set_scores is None:
                     not_there[name] = "of no record is anything left to write"
                 else:
-                    scores[name] = found
+                    scores[name] = set_scores
         result = MemorizationAudit(
             hidden=hidden,
             prefix_tokens=prefix_tokens,
@@ -444,8 +444,8 @@ class _Chosen:
 
 
 def _sets(records: RunRecords, limit: int) -> tuple[dict[RecordSet, _Chosen], dict[RecordSet, str]]:
-    """Returns the sets that there are, each cut to the limit, and why others are not there."""
-    there = isinstance(records.unseen, Unseen)
+    """Return the non-empty sets, each cut to the limit, and why each other set is empty."""
+    has_unseen = isinstance(records.unseen, Unseen)
     unseen = records.unseen.records if isinstance(records.unseen, Unseen) else []
     places = prompt_sets([*map(whole_text, records.training)], [*map(whole_text, unseen)])
     sets: dict[RecordSet, _Chosen] = {}
@@ -455,11 +455,11 @@ def _sets(records: RunRecords, limit: int) -> tuple[dict[RecordSet, _Chosen], di
         source = records.training if of_training else unseen
         chosen: Sequence[int] = getattr(places, name)
         if chosen:
-            some = [chosen[at] for at in spread(len(chosen), limit)]
-            rows = [records.rows[at] for at in some] if of_training else None
-            sets[name] = _Chosen(records=[source[at] for at in some], rows=rows)
+            sample = [chosen[at] for at in spread(len(chosen), limit)]
+            rows = [records.rows[at] for at in sample] if of_training else None
+            sets[name] = _Chosen(records=[source[at] for at in sample], rows=rows)
         else:
-            missing = not of_training and not there
+            missing = not of_training and not has_unseen
             not_there[name] = str(records.unseen) if missing else NO_NEAR[name]
     return sets, not_there
 
@@ -482,16 +482,16 @@ class _Writer:
     def scores(
         self, cut: Sequence[PromptedRow], name: str, show: OnProgress
     ) -> MemorizationScores | None:
-        """Returns the scores of a set; None where nothing of its records is left to write."""
+        """Return the scores of a set, or None if nothing of its records can be asked."""
         write = self._filled if self._encoding.layout.kind == MASKED else self._continued
-        written = write([each.beginning for each in cut], counter(name, len(cut), show))
+        written = write([row.beginning for row in cut], counter(name, len(cut), show))
         if not cut:
             return None
         attempts = [
-            [self._attempt(*pair) for pair in zip(each.asked, each.written(tokens), strict=True)]
-            for each, tokens in zip(cut, written, strict=True)
+            [self._attempt(*pair) for pair in zip(row.asked, row.written(tokens), strict=True)]
+            for row, tokens in zip(cut, written, strict=True)
         ]
-        return scores_of(attempts, records=len({each.record for each in cut}))
+        return scores_of(attempts, records=len({row.record for row in cut}))
 
     def _continued(
         self, beginnings: Sequence[Prefix], count: Callable[[int], None]
@@ -507,10 +507,10 @@ class _Writer:
     def _filled(
         self, beginnings: Sequence[Prefix], count: Callable[[int], None]
     ) -> Sequence[Sequence[int]]:
-        """Returns the likeliest token in the place of each mask, all of a row at once."""
+        """Return the most likely token for each mask; all masks of a row are filled at once."""
         mask = self._encoding.tokenizer.mask_token_id
-        found: list[list[int]] = [[] for _ in beginnings]
-        lengths = [len(each.read) for each in beginnings]
+        filled: list[list[int]] = [[] for _ in beginnings]
+        lengths = [len(beginning.read) for beginning in beginnings]
         with evaluation_mode(self._model):
             for places in batches_by_tokens(lengths, self._batch_size):
                 rows = [list(beginnings[at].read) for at in places]
@@ -520,9 +520,9 @@ class _Writer:
                 logits = token_logits(self._model, batch.to(self._model.device))
                 likeliest = logits.argmax(dim=-1).tolist()
                 for at, row, tokens in zip(places, rows, likeliest, strict=True):
-                    found[at] = [tokens[n] for n, token in enumerate(row) if token == mask]
+                    filled[at] = [tokens[n] for n, token in enumerate(row) if token == mask]
                 count(len(places))
-        return found
+        return filled
 
     def _attempt(self, continuation: tuple[int, ...], written: tuple[int, ...]) -> Attempt:
         return Attempt(

@@ -79,11 +79,11 @@ def planned_trade_off(folder: Path) -> TradeOff | None:
 
 
 def finding(canaries: Sequence[Canary], views: Sequence[View], settings: Settings) -> Finding:
-    """Returns the finding by the scores of one or several kinds of attacker."""
+    """Return the finding of the audit, from the scores of one or several kinds of attacker."""
     coins = [canary.included for canary in canaries]
-    found = [_ViewFinding.of(view, coins, settings, len(views)) for view in views]
-    lead = max(found, key=lambda each: each.bound.epsilon_lower)
-    entries = [each.entry(settings) for each in found]
+    findings = [_ViewFinding.of(view, coins, settings, len(views)) for view in views]
+    lead = max(findings, key=lambda finding: finding.bound.epsilon_lower)
+    entries = [finding.entry(settings) for finding in findings]
     short = tuple(
         ViewInShort(
             view=entry.view,
@@ -99,7 +99,7 @@ def finding(canaries: Sequence[Canary], views: Sequence[View], settings: Setting
         record=joined(OneRunAudit, strongest, views=tuple(entries)),
         rows=[row for entry in entries for row in one_run_rows(entry)],
         notes=_notes(released),
-        figures=_figures(found, coins, settings),
+        figures=_figures(findings, coins, settings),
         released=released,
     )
 
@@ -117,11 +117,11 @@ class _ViewFinding:
     def of(
         cls, view: View, coins: Sequence[bool], settings: Settings, views: int
     ) -> "_ViewFinding":
-        """Returns it, at a confidence that pays for looking at several views."""
-        each = 1 - (1 - settings.confidence) / views
+        """Return the findings of a view, at a confidence corrected for the number of views."""
+        bound_confidence = 1 - (1 - settings.confidence) / views
         sure = 1 - (1 - settings.mechanism_confidence) / views
         delta, choices = settings.delta, settings.choices
-        asked: dict[str, Any] = {"delta": delta, "confidence": each, "choices": choices}
+        asked: dict[str, Any] = {"delta": delta, "confidence": bound_confidence, "choices": choices}
         against = None
         if settings.trade_off is not None and view.independent:
             against = find_contradiction_independent(
@@ -182,13 +182,13 @@ def _with_verdict(lead: Guesses, entries: Sequence[Guesses]) -> Guesses:
 
 
 def _figures(
-    found: Sequence[_ViewFinding], coins: Sequence[bool], settings: Settings
+    findings: Sequence[_ViewFinding], coins: Sequence[bool], settings: Settings
 ) -> Mapping[str, Markup]:
-    curves = {each.view.name: roc_curve(each.view.scores, coins) for each in found}
-    strongest = max(found, key=lambda each: each.bound.epsilon_lower).view.name
+    curves = {finding.view.name: roc_curve(finding.view.scores, coins) for finding in findings}
+    strongest = max(findings, key=lambda finding: finding.bound.epsilon_lower).view.name
     return {
         "lower_bound": lower_bound_plot(
-            {each.view.name: each.bound for each in found}, epsilon=settings.epsilon
+            {finding.view.name: finding.bound for finding in findings}, epsilon=settings.epsilon
         ),
         "roc": roc_plot(curves, trade_off=settings.trade_off),
         "trade_off": trade_off_plot(curves[strongest], planned=settings.trade_off),
@@ -198,8 +198,8 @@ def _figures(
 def _notes(released: GuessesInShort) -> list[str]:
     if released.epsilon is None:
         return ["The run was trained without privacy: there is no ε to hold this against."]
-    said = [said for said in (is_contradicted(released), is_another_mechanism(released)) if said]
-    return said or [
+    verdicts = [is_contradicted(released), is_another_mechanism(released)]
+    return [verdict for verdict in verdicts if verdict] or [
         "A lower bound below ε contradicts nothing, and proves nothing: a stronger attack, or more"
         " canaries, could show more."
     ]

@@ -145,13 +145,11 @@ _NUMBERS = (
 
 
 def check_exactly_one(**values: object) -> None:
-    """Refuses two keys of which both or neither is given."""
-    given = [name for name, value in values.items() if value is not None]
-    if len(given) != 1:
-        raise InputError(
-            f"exactly one of {' and '.join(values)} must be given, got "
-            f"{'both; drop one of them.' if given else f'neither. Try: {next(iter(values))}=3'}"
-        )
+    """Reject two keys unless exactly one of them is given."""
+    given_keys = [name for name, value in values.items() if value is not None]
+    if len(given_keys) != 1:
+        hint = "both; drop one of them." if given_keys else f"neither. Try: {next(iter(values))}=3"
+        raise InputError(f"exactly one of {' and '.join(values)} must be given, got {hint}")
 
 
 def check_plot(file: str, *, key: str = "to") -> None:
@@ -205,8 +203,11 @@ class ReportConfig(Section):
             check_folder(self.file, key="file")
             if self.to == PLOT:
                 check_plot(self.file, key="file")
-        for name, given in (("output=json", self.output == "json"), ("rebuild=true", self.rebuild)):
-            if given and (self.to != MARKDOWN or self.file is not None):
+        for name, is_set in (
+            ("output=json", self.output == "json"),
+            ("rebuild=true", self.rebuild),
+        ):
+            if is_set and (self.to != MARKDOWN or self.file is not None):
                 raise InputError(
                     f"to and file are for a table or a plot, got them with {name}; leave one of"
                     " them out."

@@ -104,8 +104,8 @@ def check_groups(overrides: Sequence[str]) -> None:
         folder = config_directory() / group
         if override.is_delete() or not (folder.is_dir() or "/" in group):
             continue
-        given = override.value()
-        values = given.list if isinstance(given, ChoiceSweep) else [given]
+        value = override.value()
+        values = value.list if isinstance(value, ChoiceSweep) else [value]
         if not all(isinstance(value, str | QuotedString | Glob | dict) for value in values):
             options = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
             faults.append(
@@ -154,13 +154,16 @@ def as_input_error(error: Exception, known: Iterable[str], words: Sequence[str] 
                 f"{mapping} has no entry to change, got {cause.full_key}; add entries as"
                 f" '+{mapping}={{NAME: VALUE}}'."
             )
-        given = {key_of(word): word.partition("=")[2] for word in words}
-        known = {*known, *_composed_keys(cause)}
-        return InputError(unknown_key(cause.full_key, known, value=given.get(cause.full_key)))
+        value_by_key = {key_of(word): word.partition("=")[2] for word in words}
+        keys = set(known)
+        if isinstance(cause.parent_node, DictConfig):
+            # The keys of the configuration that the error arose in, with its chosen groups.
+            keys.update(dotted_keys(cause.parent_node._get_root()))
+        return InputError(unknown_key(cause.full_key, keys, value=value_by_key.get(cause.full_key)))
     if isinstance(cause, ValidationError) and cause.full_key:
         return InputError(f"{cause.full_key}: {_first_line(cause)}")
-    said = [" ".join(str(part).split()) for part in (error, cause) if part is not None]
-    reasons = "; ".join(dict.fromkeys(part for part in said if part))
+    messages = [" ".join(str(part).split()) for part in (error, cause) if part is not None]
+    reasons = "; ".join(dict.fromkeys(part for part in messages if part))
     return InputError(f"the configuration cannot be composed: {reasons}")
 
 
@@ -210,13 +213,6 @@ def _unknown_option(error: MissingConfigException) -> str:
     options = f"choose one of {', '.join(sorted(error.options))}."
     hint = f"did you mean {group}={near}?" if near else options
     return f"{group}={option}: there is no such {group}; {hint}"
-
-
-def _composed_keys(cause: OmegaConfBaseException) -> list[str]:
-    """Returns the keys of the configuration an error arose in, its chosen groups' included."""
-    if not isinstance(cause.parent_node, DictConfig):
-        return []
-    return dotted_keys(cause.parent_node._get_root())
 
 
 def dotted_keys(node: Any, parent: str = "") -> list[str]:
@@ -300,7 +296,7 @@ class Composed:
 
 
 def compose(name: str, overrides: Sequence[str], root: type) -> Composed:
-    """Returns what the words of a command compose to.
+    """Return what the words of a command compose to.
 
     Args:
         name: The command's, whose primary configuration is ``conf/<name>.yaml``.
@@ -317,12 +313,14 @@ def compose(name: str, overrides: Sequence[str], root: type) -> Composed:
             composed = hydra.compose(name, overrides=list(overrides), return_hydra_config=True)
     except NOT_COMPOSED as error:
         raise as_input_error(error, known_keys(root), overrides) from error
-    own = composed.hydra
+    hydra_node = composed.hydra
     values = composed.copy()
     with open_dict(values):
         del values["hydra"]
     return Composed(
-        values=values, hydra=own, words=Words(job=tuple(own.overrides.task), typed=tuple(overrides))
+        values=values,
+        hydra=hydra_node,
+        words=Words(job=tuple(hydra_node.overrides.task), typed=tuple(overrides)),
     )
 
 

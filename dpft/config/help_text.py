@@ -116,10 +116,10 @@ class Command:
     """Where its YAMLs are looked for."""
 
     def keys(self) -> list[Key]:
-        """Returns its keys, but for those that ``GROUP=OPTION`` sets."""
+        """Return the command's keys, except for those that ``GROUP=OPTION`` sets."""
         chosen = {f"{group}.name" for group in self.choices}
-        found = keys_of(self.root, self.values)
-        return [key for key in found if key.name not in chosen]
+        all_keys = keys_of(self.root, self.values)
+        return [key for key in all_keys if key.name not in chosen]
 
 
 def command_help(
@@ -153,16 +153,16 @@ def composed_command(
     *,
     folders: Sequence[Path],
 ) -> Command:
-    """Returns a command as ``key=value`` and ``group=option`` compose it."""
+    """Return a command as ``key=value`` and ``group=option`` compose it."""
     searched = ",".join(quoted(f"file://{folder}") for folder in folders[1:])
     composed = compose(name, [*changes, f"hydra.searchpath=[{searched}]"], root)
     choices = composed.hydra.runtime.choices
-    own = [group for group in reversed(list(choices)) if not group.startswith("hydra")]
+    groups = [group for group in reversed(list(choices)) if not group.startswith("hydra")]
     return Command(
         name=name,
         root=root,
         values=cast(dict[str, Any], OmegaConf.to_container(composed.values, resolve=True)),
-        choices={group: choices[group] for group in own},
+        choices={group: choices[group] for group in groups},
         folders=folders,
     )
 
@@ -204,51 +204,49 @@ def _usage(command: Command) -> str:
 
 
 def _groups(command: Command) -> str:
-    """Returns every group with its options, explained where they are few."""
+    """Return every group with its options, explained where they are few."""
     lines = ["Groups (choose with GROUP=OPTION; * is taken unless you say otherwise):"]
-    for group, taken in command.choices.items():
-        found = options(list(command.folders), group)
-        if len(found) < MANY:
-            lines += _option_lines(group, found, taken)
+    for group, chosen in command.choices.items():
+        descriptions = options(list(command.folders), group)
+        if len(descriptions) < MANY:
+            lines += _option_lines(group, descriptions, chosen)
             continue
-        names = ", ".join(f"{name}*" if name == taken else name for name in found)
+        names = ", ".join(f"{name}*" if name == chosen else name for name in descriptions)
         lines += _row(group, f"{names}; what each is: dpft {command.name} --help {group}")
     return "\n".join(lines)
 
 
 def _main_keys(command: Command, keys: Sequence[Key]) -> str:
-    """Returns the rows of a command's main groups and keys, and the names of all sections."""
-    known = {key.name: key for key in keys}
+    """Return the rows of a command's main groups and keys, and the names of all sections."""
+    key_by_name = {key.name: key for key in keys}
     lines = ["Main keys (change with KEY=VALUE):"]
     for name in command.root.main_keys:
-        if name in known:
-            lines += _key_row(known[name])
-        else:
-            lines += _choice_row(command, name)
+        if name in key_by_name:
+            lines += _key_row(key_by_name[name])
+            continue
+        descriptions = options(list(command.folders), name)
+        choices = " | ".join(descriptions)
+        if len(descriptions) >= MANY:
+            choices = (
+                f"one of {len(descriptions)}; list them with dpft {command.name} --help {name}"
+            )
+        lines += _row(f"{name}={command.choices[name]}", choices)
     sections = dict.fromkeys(key.name.partition(".")[0] for key in keys if "." in key.name)
     names = ", ".join(dict.fromkeys([*(g for g in command.choices if "@" not in g), *sections]))
     return "\n".join([*lines, "", "All groups and sections:", *_row("", names)])
 
 
-def _choice_row(command: Command, group: str) -> list[str]:
-    """Returns the row of a group: its options, or their number."""
-    found, taken = options(list(command.folders), group), command.choices[group]
-    names = " | ".join(found)
-    many = f"one of {len(found)}; list them with dpft {command.name} --help {group}"
-    return _row(f"{group}={taken}", names if len(found) < MANY else many)
-
-
 def _options(command: Command, group: str) -> str:
-    found = options(list(command.folders), group)
-    lines = _option_lines(group, found, command.choices[group])
+    descriptions = options(list(command.folders), group)
+    lines = _option_lines(group, descriptions, command.choices[group])
     return "\n".join([f"Options of {group} (* is taken):", *lines])
 
 
-def _option_lines(group: str, found: Mapping[str, str], taken: str | None) -> list[str]:
+def _option_lines(group: str, descriptions: Mapping[str, str], chosen: str | None) -> list[str]:
     return [
         line
-        for name, what in found.items()
-        for line in _row(f"{group}={name}{'*' if name == taken else ''}", what)
+        for name, what in descriptions.items()
+        for line in _row(f"{group}={name}{'*' if name == chosen else ''}", what)
     ]
 
 

@@ -110,18 +110,18 @@ configuration keys that stand for it."""
 
 
 def in_keys(message: str) -> str:
-    """Returns a message of the library with configuration keys for the arguments that it names.
+    """Return a message of the library with configuration keys for the arguments that it names.
 
     >>> in_keys("`engine` must be one of auto, rows, got 'x'; choose `engine='rows'`.")
     "privacy.engine must be one of auto, rows, got 'x'; choose privacy.engine=rows."
     """
 
-    def key(found: re.Match[str]) -> str:
-        code = found[1]
-        name, given, value = code.partition("=")
+    def key(match: re.Match[str]) -> str:
+        code = match[1]
+        name, equals, value = code.partition("=")
         if code in KEYS_OF_THE_LIBRARY or name not in KEYS_OF_THE_LIBRARY:
-            return KEYS_OF_THE_LIBRARY.get(code, found[0])
-        return KEYS_OF_THE_LIBRARY[name] + given + value.strip("'")
+            return KEYS_OF_THE_LIBRARY.get(code, match[0])
+        return KEYS_OF_THE_LIBRARY[name] + equals + value.strip("'")
 
     return re.sub("`([^`]+)`", key, message)
 
@@ -140,16 +140,16 @@ def join_key(parent: str, name: object) -> str:
 
 
 def leaves(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """Returns nested values by their dotted keys.
+    """Return nested values by their dotted keys.
 
     >>> leaves({"train": {"steps": 3, "keep": 1}, "name": "x"})
     {'train.steps': 3, 'train.keep': 1, 'name': 'x'}
     """
-    found: dict[str, Any] = {}
+    value_by_key: dict[str, Any] = {}
     for name, value in values.items():
         key = join_key(parent, name)
-        found |= leaves(value, key) if isinstance(value, Mapping) else {key: value}
-    return found
+        value_by_key |= leaves(value, key) if isinstance(value, Mapping) else {key: value}
+    return value_by_key
 
 
 def quoted(word: str, mark: str = "'") -> str:
@@ -205,7 +205,7 @@ def key_of(word: str) -> str:
 
 
 def unknown_key(key: str, known: Iterable[str], *, value: object = None) -> Fault:
-    """Returns the fault of a key that does not exist, with the known keys nearest to it.
+    """Return the fault of a key that does not exist, with the known keys nearest to it.
 
     Args:
         key: Dotted.
@@ -215,20 +215,20 @@ def unknown_key(key: str, known: Iterable[str], *, value: object = None) -> Faul
     removed = removed_key(key)
     if removed:
         return Fault(removed, key=key, value=value)
-    known = set(known)
-    if key in known:
+    keys = set(known)
+    if key in keys:
         hint = f"++{key}={'VALUE' if value is None else value}"
         message = f"configuration key {key} is not part of this composition. Try: {hint}"
         return Fault(message, key=key, value=value, hint=hint)
-    near = nearest_keys(key, known)
+    near = nearest_keys(key, keys)
     if near:
         hint = near[0] if value is None else shlex.quote(f"{near[0]}={value}")
         others = "".join(f" or {other}" for other in near[1:])
         message = f"unknown configuration key {key}; did you mean {hint}{others}?"
         return Fault(message, key=key, value=value, hint=hint)
     parent = key.rpartition(".")[0]
-    siblings = sorted(k for k in known if k.rpartition(".")[0] == parent)
-    names = ", ".join(siblings or sorted(k for k in known if "." not in k))
+    siblings = sorted(k for k in keys if k.rpartition(".")[0] == parent)
+    names = ", ".join(siblings or sorted(k for k in keys if "." not in k))
     message = f"unknown configuration key {key}; the known keys here are {names}."
     return Fault(message, key=key, value=value)
 
@@ -239,21 +239,21 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
-    """Returns the keys that a misspelt dotted key may have been meant to be, none if none is near.
+    """Return the keys that a misspelt dotted key may have been meant to be, none if none is near.
 
     The first of these that there are: a key of the section that other programs call so
     (``train.lr``), those of the section that end with its name (``optimizer.decay``), a key
     elsewhere that other programs call so, keys elsewhere of the same name (``rank``), a key of the
     section spelt like it, keys elsewhere spelt like it.
     """
-    known = sorted(known)
+    keys = sorted(known)
     parent, _, name = key.rpartition(".")
-    meant = _meant(name, known)
+    meant = _meant(name, keys)
     if meant and parent in ("", meant[0].rpartition(".")[0]):
         return meant
-    last_names = {one: one.rpartition(".")[2] for one in known}
-    siblings = {last_names[one]: one for one in known if one.rpartition(".")[0] == parent}
-    same_name = [one for one in known if last_names[one] == name]
+    last_names = {one: one.rpartition(".")[2] for one in keys}
+    siblings = {last_names[one]: one for one in keys if one.rpartition(".")[0] == parent}
+    same_name = [one for one in keys if last_names[one] == name]
     spelt_alike = difflib.get_close_matches(name, sorted(set(last_names.values())), n=1, cutoff=0.8)
     return (
         [one for sibling, one in siblings.items() if sibling.endswith(f"_{name}")]
@@ -261,7 +261,7 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
         or difflib.get_close_matches(key, same_name, n=1, cutoff=0.8)
         or same_name
         or [siblings[one] for one in difflib.get_close_matches(name, sorted(siblings), n=1)]
-        or [one for one in known if last_names[one] in spelt_alike]
+        or [one for one in keys if last_names[one] in spelt_alike]
     )
 
 

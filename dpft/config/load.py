@@ -78,8 +78,10 @@ def from_values(values: Any, root: type[Config]) -> Config:
     """
     if not isinstance(values, Mapping):
         raise InputError("the configuration must be a mapping of keys to values.")
-    given = leaves(values)
-    removed = [removed_key(f"{key}={value}") or removed_key(key) for key, value in given.items()]
+    value_by_key = leaves(values)
+    removed = [
+        removed_key(f"{key}={value}") or removed_key(key) for key, value in value_by_key.items()
+    ]
     if any(removed):
         raise InputError(*filter(None, removed))
     present = _as_given(values, root)
@@ -95,19 +97,19 @@ def _as_given(values: Mapping[str, Any], kind: type[BaseModel] | None) -> dict[s
     Hydra reads ``task.data_dir=2024`` as a number.
     """
     fields = {} if kind is None else {f.alias or name: f for name, f in kind.model_fields.items()}
-    given: dict[str, Any] = {}
+    present: dict[str, Any] = {}
     for name, value in values.items():
         field = fields.get(name)
         types = () if field is None else members(field.annotation)
         if isinstance(value, Mapping):
             value = _as_given(value, None if field is None else section_class(field, value))
         elif isinstance(value, list):
-            value = [_as_given(each, None) if isinstance(each, Mapping) else each for each in value]
+            value = [_as_given(item, None) if isinstance(item, Mapping) else item for item in value]
         elif type(value) in (int, float) and str in types and not {int, float} & {*types}:
             value = str(value)
         if value != MISSING:
-            given[str(name)] = value
-    return given
+            present[str(name)] = value
+    return present
 
 
 def load_saved(path: Path, root: type[Config]) -> Config:

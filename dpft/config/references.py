@@ -124,11 +124,11 @@ class ReferenceMap(Section):
 
     def _check_fields(self) -> None:
         shape = [len(self.columns.values)] * len(self.rows.values)
-        found = [len(row) for row in self.cells]
-        if found != shape:
+        lengths = [len(row) for row in self.cells]
+        if lengths != shape:
             raise InputError(
                 f"reference_maps cells must have a list for each of {len(shape)} rows and a score"
-                f" for each of {len(self.columns.values)} columns, got lists of {found} for"
+                f" for each of {len(self.columns.values)} columns, got lists of {lengths} for"
                 f" {self.source}; write null for a score that is not known."
             )
         for value in (value for row in self.cells for value in row if value is not None):

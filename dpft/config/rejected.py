@@ -90,8 +90,8 @@ def _example(field: FieldInfo | None, value: Any) -> str | None:
         return None
     choices = [
         c
-        for each in members(field.annotation)
-        for c in getattr(each, "__args__", ())
+        for member in members(field.annotation)
+        for c in getattr(member, "__args__", ())
         if isinstance(c, str)
     ]
     near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.7)

@@ -96,17 +96,17 @@ def check_mechanism(
 
 
 def check_public_numbers(task: Task, privacy: Privacy) -> None:
-    """Refuses two public numbers of one thing that are far apart, before any record is read.
+    """Reject two public numbers of one thing that are far apart, before any record is read.
 
     The larger one would lower the sample rate, and so epsilon, of records that are not there.
     """
-    published, given = task.public_num_train_examples, privacy.num_examples
-    if published is None or given is None or privacy.unit != EXAMPLE:
+    published, configured = task.public_num_train_examples, privacy.num_examples
+    if published is None or configured is None or privacy.unit != EXAMPLE:
         return
-    if max(published, given) > 2 * min(published, given):
+    if max(published, configured) > 2 * min(published, configured):
         raise InputError(
             f"privacy.num_examples must be within a factor of 2 of task {task.name}'s"
-            f" {published} published training records, got {given}; leave it out to take"
+            f" {published} published training records, got {configured}; leave it out to take"
             f" {published}, or name the unit that it counts with privacy.unit=COLUMN, or set"
             " task.num_train_examples to the records of your own copy."
         )
@@ -426,9 +426,9 @@ class GenerateConfig(Section):
 
     def _check_fields(self) -> None:
         if (self.prompts is None) == (self.num is None):
-            given = "neither" if self.num is None else "both"
+            which = "neither" if self.num is None else "both"
             raise InputError(
-                f"exactly one of prompts=FILE and num=N must be given, got {given}; num is for"
+                f"exactly one of prompts=FILE and num=N must be given, got {which}; num is for"
                 " tasks whose whole record was trained on (task.text, or task.prompt and"
                 " task.target with task.learn_prompt=true)."
             )
@@ -468,11 +468,11 @@ class TokenizerCommand(Section):
 
     def _check_fields(self) -> None:
         check_complete(self.task)
-        given, noise = self.privacy.eps is not None, self.tokenizer.noise_std is not None
-        if self.privacy.promises and given == noise:
+        has_eps, noise = self.privacy.eps is not None, self.tokenizer.noise_std is not None
+        if self.privacy.promises and has_eps == noise:
             raise InputError(
                 "exactly one of privacy.eps and tokenizer.noise_std must be given, got"
-                f" {'both' if given else 'neither'}. Give privacy.eps=EPSILON, or choose"
+                f" {'both' if has_eps else 'neither'}. Give privacy.eps=EPSILON, or choose"
                 " privacy=none for a vocabulary without privacy."
             )
         if noise and not self.privacy.promises:

@@ -82,7 +82,7 @@ class ChosenBy:
 
 def section_class(field: FieldInfo, values: Any) -> type[BaseModel] | None:
     """Return the class of a section, which may depend on its values; None for a single value."""
-    chosen = [each for each in field.metadata if isinstance(each, ChosenBy)]
+    chosen = [annotation for annotation in field.metadata if isinstance(annotation, ChosenBy)]
     if chosen and isinstance(values, Mapping) and isinstance(values.get("name"), str):
         return chosen[0].choose(values)
     return model_in(field.annotation)

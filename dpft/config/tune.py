@@ -40,9 +40,9 @@ class SearchSpace(Section):
     """Key to the list of values it may have, nested as the keys are."""
 
     def values(self) -> dict[str, list[Any]]:
-        """Returns the space with dotted keys."""
-        found = leaves(self.space)
-        for key, values in found.items():
+        """Return the space with dotted keys."""
+        space = leaves(self.space)
+        for key, values in space.items():
             if key.partition(".")[0] not in SECTIONS and key not in CLIPPING:
                 raise InputError(
                     f"tuning.space may hold keys of {', '.join(SECTIONS)} and"
@@ -57,7 +57,7 @@ class SearchSpace(Section):
                 raise InputError(
                     f"tuning.space.{key} must be a list of at least one value, got {values!r}."
                 )
-        return found
+        return space
 
     def settings(self) -> list[dict[str, Any]]:
         """Returns every setting that a trial may draw."""

@@ -79,24 +79,24 @@ class JsonWeights:
     )
 
     def of(self, labels: Sequence[int]) -> list[float]:
-        """Returns what each token of a row counts; 0 where no loss is.
+        """Return the weight of each token of a row: 0 if the token has no loss.
 
         Args:
             labels: Token ids of the target, -100 before and behind it.
         """
-        found, place = [], _Place()
+        token_weights, place = [], _Place()
         for token in labels:
             if token == IGNORED_LABEL:
-                found.append(0.0)
+                token_weights.append(0.0)
                 continue
             stretch, place = self._step(place, token)
-            found.append(self.weights[stretch] if stretch < len(self.weights) else 1.0)
-        return found
+            token_weights.append(self.weights[stretch] if stretch < len(self.weights) else 1.0)
+        return token_weights
 
     def _step(self, place: _Place, token: int) -> tuple[int, _Place]:
-        """Returns the stretch of a token that begins at a place, and where the next one begins."""
-        known = self._steps.get((place, token))
-        if known is None:
+        """Return the stretch of a token that begins at a place, and where the next one begins."""
+        step = self._steps.get((place, token))
+        if step is None:
             if token == self.tokenizer.eos_token_id:
                 return len(self.weights), place
             text = str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
@@ -104,8 +104,8 @@ class JsonWeights:
             stretch = place.after(text[:1]).stretch if text else place.stretch
             for letter in text:
                 after = after.after(letter)
-            known = self._steps[place, token] = stretch, after
-        return known
+            step = self._steps[place, token] = stretch, after
+        return step
 
 
 Bits = Callable[[int], bytes]
@@ -159,20 +159,20 @@ class Batch:
         return None if self.rows_per_unit == 1 or self.weights is None else self.weights == 0
 
     def to(self, device: torch.device | str) -> "Batch":
-        """Returns the batch with its tensors on the device, whose work is not waited for."""
+        """Return the batch with its tensors on the device, without waiting for the copies."""
         where = torch.device(device)
 
-        def there(tensor: Tensor | None) -> Tensor | None:
+        def moved_if_set(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else moved(tensor, where)
 
         return replace(
             self,
             inputs={name: moved(tensor, where) for name, tensor in self.inputs.items()},
             labels=moved(self.labels, where),
-            positions=there(self.positions),
-            words=there(self.words),
-            weights=there(self.weights),
-            token_weights=there(self.token_weights),
+            positions=moved_if_set(self.positions),
+            words=moved_if_set(self.words),
+            weights=moved_if_set(self.weights),
+            token_weights=moved_if_set(self.token_weights),
         )
 
 
@@ -376,7 +376,7 @@ class TextLayout(Layout):
         return synthetic_rows(self, count, longest, vocab_size=size, ragged=ragged)
 
     def collate(self, rows: Sequence[TokenizedExample]) -> Batch:
-        """Returns the rows as one batch, padded on the right to ``padded_length``."""
+        """Return the rows as one batch, padded on the right to ``padded_length``."""
         inputs = self._inputs(rows)
         longest = len(inputs["input_ids"][0])
         is_padded = any(len(row.input_ids) < longest for row in rows)
@@ -398,7 +398,15 @@ class TextLayout(Layout):
             answer=self.answer,
             is_padded=is_padded,
         )
-        return batch if self.kind == CLASSIFIER else self._with_words(batch, rows)
+        if self.kind == CLASSIFIER:
+            return batch
+        # Where, and among which words, the answer is.
+        inputs = dict(batch.inputs)
+        positions = torch.tensor([row.answer or 0 for row in rows])
+        if self.kind == SEQ2SEQ:
+            inputs["decoder_input_ids"] = torch.full((len(rows), 1), self.decoder_start_token_id)
+            positions = torch.zeros_like(positions)
+        return replace(batch, inputs=inputs, positions=positions, words=torch.tensor(self.words))
 
     def _inputs(self, rows: Sequence[TokenizedExample]) -> dict[str, Tensor]:
         lengths = [len(row.input_ids) for row in rows]
@@ -425,15 +433,6 @@ class TextLayout(Layout):
         shifted = [[self.decoder_start_token_id, *target[:-1]] for target in targets]
         decoder = {"decoder_input_ids": _padded(shifted, longest, self.pad_token_id)}
         return _padded(targets, longest, IGNORED_LABEL), decoder
-
-    def _with_words(self, batch: Batch, rows: Sequence[TokenizedExample]) -> Batch:
-        """Returns the batch with where, and among which words, the answer is."""
-        inputs = dict(batch.inputs)
-        positions = torch.tensor([row.answer or 0 for row in rows])
-        if self.kind == SEQ2SEQ:
-            inputs["decoder_input_ids"] = torch.full((len(rows), 1), self.decoder_start_token_id)
-            positions = torch.zeros_like(positions)
-        return replace(batch, inputs=inputs, positions=positions, words=torch.tensor(self.words))
 
 
 def _padded(rows: Sequence[list[int]], length: int, value: int) -> Tensor:

@@ -139,7 +139,7 @@ class Canary(StrictModel):
 
 
 def whole_words(tokenizer: "PreTrainedTokenizerBase", *, first: bool = True) -> list[str]:
-    """Returns the words of a vocabulary that are one token each after a blank, sorted."""
+    """Return the words of a vocabulary that are one token each after a blank, sorted."""
     ids = range(len(tokenizer))
     texts = sorted({_text(tokenizer, [one]) for one in ids})
     words = [text for text in texts if text.isascii() and text.isalpha() and text.islower()]
@@ -151,10 +151,10 @@ def whole_words(tokenizer: "PreTrainedTokenizerBase", *, first: bool = True) -> 
     start = len(alone[0])
     return [
         word
-        for word, own, after in zip(words, alone, later["input_ids"], strict=True)
+        for word, word_ids, after in zip(words, alone, later["input_ids"], strict=True)
         if len(after) == start + 1
         and _text(tokenizer, after[start:]) == word
-        and (len(own) == 1 or not first)
+        and (len(word_ids) == 1 or not first)
     ]
 
 
@@ -242,7 +242,7 @@ def check_suffixes_learned(
 
 
 def _with_coins(config: CanaryConfig, words: Sequence[str], key: bytes) -> list[Canary]:
-    """Returns canaries with words of their own as far as the vocabulary goes.
+    """Return canaries, each with words of its own as far as the vocabulary suffices.
 
     What training on one does to the embeddings of words that no other one has cannot be mistaken
     for what another did.
@@ -250,11 +250,12 @@ def _with_coins(config: CanaryConfig, words: Sequence[str], key: bytes) -> list[
     read = config.canary_words // 2
     shuffled = sorted(words, key=lambda word: _stream(key, f"{COIN} order {word}", 16))
     share = min(config.canary_words, max(1, len(words) // max(1, config.canaries)))
-    made = []
+    canaries = []
     for number in range(config.canaries):
-        own = [shuffled[at % len(words)] for at in range(number * share, (number + 1) * share)]
-        drawn = _drawn(key, f"{COIN} words {number}", own, config.canary_words)
-        made.append(
+        places = range(number * share, (number + 1) * share)
+        candidate_words = [shuffled[place % len(words)] for place in places]
+        drawn = _drawn(key, f"{COIN} words {number}", candidate_words, config.canary_words)
+        canaries.append(
             Canary(
                 kind=COIN,
                 read=tuple(drawn[:read]),
@@ -264,17 +265,17 @@ def _with_coins(config: CanaryConfig, words: Sequence[str], key: bytes) -> list[
                 unit=_unit(key, f"{COIN} unit {number}"),
             )
         )
-    return made
+    return canaries
 
 
 def _for_exposure(config: CanaryConfig, words: Sequence[str], key: bytes) -> list[Canary]:
     few = vocabulary(config, words)
-    made = []
+    canaries = []
     for copies in (0, *config.repetitions):
         for number in range(config.exposure_canaries):
             label = f"{EXPOSURE} {copies} {number}"
             drawn = _drawn(key, label, few, READ_WORDS + config.suffix_words)
-            made.append(
+            canaries.append(
                 Canary(
                     kind=EXPOSURE,
                     read=tuple(drawn[:READ_WORDS]),
@@ -284,7 +285,7 @@ def _for_exposure(config: CanaryConfig, words: Sequence[str], key: bytes) -> lis
                     unit=_unit(key, f"{label} unit"),
                 )
             )
-    return made
+    return canaries
 
 
 def _drawn(key: bytes, label: str, words: Sequence[str], count: int) -> list[str]:

@@ -121,12 +121,12 @@ class ChatEncoding(TextEncoding):
         return [
             joined(
                 prompt,
-                answer + self.ending if each.target else end,
+                answer + self.ending if example.target else end,
                 self.max_length,
                 start=start,
-                cut_end=each.cut_target_end,
+                cut_end=example.cut_target_end,
             )
-            for each, prompt, answer in zip(examples, prompts, answers, strict=True)
+            for example, prompt, answer in zip(examples, prompts, answers, strict=True)
         ]
 
     def rows_together(self, examples: Sequence[Example]) -> TokenRows:
@@ -187,11 +187,11 @@ class ChatEncoding(TextEncoding):
         return (None, lead) if block is None else (block[1] or "", block[2])
 
     def _cuttable(self, examples: Sequence[Example]) -> list[Prompt]:
-        """Returns each prompt in three parts: up to the first turn's text, history, what asks."""
-        return self._in_parts([self._written(replace(each, target="")) for each in examples])
+        """Return each prompt in three parts: up to the first turn's text, history, what asks."""
+        return self._in_parts([self._written(replace(example, target="")) for example in examples])
 
     def _in_parts(self, written: Sequence[Written]) -> list[Prompt]:
-        columns = ([getattr(each, name) for each in written] for name in PARTS)
+        columns = ([getattr(conversation, name) for conversation in written] for name in PARTS)
         prompts = []
         for whole, opening, turns in zip(*map(self._ids, columns), strict=True):
             end = common_prefix(whole, turns)
@@ -207,16 +207,21 @@ class ChatEncoding(TextEncoding):
         return prompts
 
     def _answers(self, written: Sequence[Written], prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Returns the ids of each answer, lead-in included, up to where its ending begins."""
-        together = self._ids([each.prompt + each.lead + each.content for each in written])
-        leads = self._ids([each.lead for each in written])
-        contents = token_ids([each.content for each in written], self.tokenizer)
+        """Return the ids of each answer, lead-in included, up to where its ending begins."""
+        together = self._ids(
+            [
+                conversation.prompt + conversation.lead + conversation.content
+                for conversation in written
+            ]
+        )
+        leads = self._ids([conversation.lead for conversation in written])
+        contents = token_ids([conversation.content for conversation in written], self.tokenizer)
         answers = []
-        for prompt, each, whole, lead, content in zip(
+        for prompt, conversation, whole, lead, content in zip(
             prompts, written, together, leads, contents, strict=True
         ):
             ids = prompt.start + prompt.record + prompt.separator
-            follows = whole[: len(ids)] == ids and not self._has_mark(each.content)
+            follows = whole[: len(ids)] == ids and not self._has_mark(conversation.content)
             answers.append(whole[len(ids) :] if follows else lead + content)
         return answers
 

@@ -40,8 +40,8 @@ class SentenceEncoding(TokenEncoding):
         types = encoded.get("token_type_ids", [None] * len(examples))
 
         def read_whole(places: Sequence[int]) -> Any:
-            some = ([column[at] for at in places] for column in columns)
-            return self.tokenizer(*some, **options)["input_ids"]
+            subset = ([column[at] for at in places] for column in columns)
+            return self.tokenizer(*subset, **options)["input_ids"]
 
         return [
             TokenizedExample(

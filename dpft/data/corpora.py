@@ -47,7 +47,7 @@ KNOWN = f"{', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
 
 
 def corpus_files(task: Task) -> dict[str, list[Path]]:
-    """Returns the files of each split that a corpus on disk has, in the order they are read.
+    """Return the files of each split that a corpus on disk has, in the order they are read.
 
     A file alone is the training split, and so is a folder, with all that is in it and in its
     folders, unless it holds files or folders that have the name of a split: train.txt,
@@ -71,8 +71,8 @@ def corpus_files(task: Task) -> dict[str, list[Path]]:
         )
     splits = _by_split(place, task.all_parts)
     files = {split: list(_files(entries)) for split, entries in splits.items()}
-    for split, found in files.items():
-        if not found:
+    for split, paths in files.items():
+        if not paths:
             raise InputError(
                 f"the {split} split of task.data_dir={place} must hold files that end with {KNOWN},"
                 " got none; put some in."
@@ -104,8 +104,8 @@ def _rows(task: Task, split: str) -> Iterator[Row]:
     assert task.corpus_form is not None
     form = task.corpus_form
     read = partial(_document_rows if form.by_document else _line_rows, column=form.column)
-    own: dict[str, Reader] = {".txt": read, ".txt.gz": packed(read), ".csv": _csv_rows}
-    readers = {ending: own.get(ending) or FORMATS[ending] for ending in ENDINGS}
+    corpus_readers: dict[str, Reader] = {".txt": read, ".txt.gz": packed(read), ".csv": _csv_rows}
+    readers = {ending: corpus_readers.get(ending) or FORMATS[ending] for ending in ENDINGS}
     return chain.from_iterable(file_rows(file, readers) for file in corpus_split(task, split))
 
 
@@ -113,28 +113,29 @@ FORM = LocalForm(rows=_rows, splits=known_splits)
 
 
 def _by_split(place: Path, parts: Sequence[str]) -> dict[str, list[Path]]:
-    """Returns the entries of a folder by split; all are of one split where no name says more."""
+    """Return the entries of a folder by split; all are of one split if no name states another."""
     entries = _entries(place)
-    found: dict[str, list[Path]] = {}
+    entries_by_split: dict[str, list[Path]] = {}
     for entry in entries:
         name = entry.name if entry.is_dir() else split_of(entry.name)
         if name in parts:
-            found.setdefault(name, []).append(entry)
-    if not found:
+            entries_by_split.setdefault(name, []).append(entry)
+    if not entries_by_split:
         is_hub_folder = [entry.name for entry in entries] == ["data"] and entries[0].is_dir()
         return _by_split(entries[0], parts) if is_hub_folder else {TRAIN: entries}
-    for some in found.values():
-        if shards := [entry for entry in some if SHARD.search(entry.name)]:
+    for split_entries in entries_by_split.values():
+        if shards := [entry for entry in split_entries if SHARD.search(entry.name)]:
             in_order(shards)
-    named = {entry for some in found.values() for entry in some}
+    named = {entry for split_entries in entries_by_split.values() for entry in split_entries}
     others = [entry.name for entry in entries if entry not in named]
     if others:
-        split = next(iter(found))
+        split = next(iter(entries_by_split))
         raise InputError(
-            f"task.data_dir={place} holds {found[split][0].name}, which is the {split} split, and"
-            f" {others[0]}, which is of no split; move it, or rename the one or the other."
+            f"task.data_dir={place} holds {entries_by_split[split][0].name}, which is the {split}"
+            f" split, and {others[0]}, which is of no split; move it, or rename the one or the"
+            " other."
         )
-    return {part: found[part] for part in parts if part in found}
+    return {part: entries_by_split[part] for part in parts if part in entries_by_split}
 
 
 def _files(entries: Iterable[Path]) -> Iterator[Path]:
@@ -509,8 +510,8 @@ class CorpusEncoding(TokenEncoding):
     def sentinels(self) -> tuple[int, ...]:
         """Tokens that stand for hidden spans, in order, as many as a text may have."""
         names = [f"<extra_id_{number}>" for number in range(self._most_spans)]
-        known = self.tokenizer.get_added_vocab()
-        return tuple(known[name] for name in names if name in known)
+        added_tokens = self.tokenizer.get_added_vocab()
+        return tuple(added_tokens[name] for name in names if name in added_tokens)
 
     @property
     def around(self) -> tuple[list[int], list[int]]:

@@ -96,9 +96,12 @@ class Block:
 
     @classmethod
     def of(cls, rows: Sequence[TokenizedExample]) -> "Block":
-        """Returns rows that have the same fields as each other."""
+        """Return the block of rows that have the same fields as each other."""
         ids = RaggedArray.of([row.input_ids for row in rows], np.int32)
-        labels = _labels(rows)
+        # Labels are token ids, or other numbers as Python has them.
+        label_types = {type(label) for row in rows for label in row.labels}
+        dtype = np.int32 if label_types <= {int} else np.float64
+        labels = RaggedArray.of([row.labels for row in rows], dtype)
         unlabeled = _unlabeled(ids, labels)
         first = rows[0]
         return cls(
@@ -119,20 +122,19 @@ class Block:
 
     def __getitem__(self, at: int) -> TokenizedExample:
         ids = self.ids[at]
+        if self.labels is not None:
+            labels = self.labels[at]
+        else:
+            assert self.unlabeled is not None
+            first = int(self.unlabeled[at])
+            labels = [IGNORED_LABEL] * first + ids[first:]
         return TokenizedExample(
             input_ids=ids,
-            labels=self._labels_of(at, ids),
+            labels=labels,
             token_type_ids=None if self.types is None else self.types[at],
             answer=None if self.answers is None else int(self.answers[at]),
             truncated=bool(self.truncated[at]),
         )
-
-    def _labels_of(self, at: int, ids: list[int]) -> list[Any]:
-        if self.labels is not None:
-            return self.labels[at]
-        assert self.unlabeled is not None
-        first = int(self.unlabeled[at])
-        return [IGNORED_LABEL] * first + ids[first:]
 
     def all_labels(self) -> RaggedArray:
         """Returns every row's labels."""
@@ -235,13 +237,6 @@ def _fields(row: TokenizedExample) -> tuple[bool, bool]:
     return row.token_type_ids is None, row.answer is None
 
 
-def _labels(rows: Sequence[TokenizedExample]) -> RaggedArray:
-    """Returns the labels of rows: token ids, or other numbers as Python has them."""
-    kinds = {type(label) for row in rows for label in row.labels}
-    dtype = np.int32 if kinds <= {int} else np.float64
-    return RaggedArray.of([row.labels for row in rows], dtype)
-
-
 def _unlabeled(ids: RaggedArray, labels: RaggedArray) -> NDArray[np.int32] | None:
     """Returns how many of each row's first labels are none; None where others differ from ids."""
     if labels.values.dtype != np.int32 or not np.array_equal(ids.bounds, labels.bounds):
@@ -285,12 +280,12 @@ def words_of(columns: Sequence[RaggedArray]) -> bytes:
 
 
 def fingerprint(rows: Sequence[Any], units: Sequence[Sequence[int]] | None, key: bytes) -> str:
-    """Returns a keyed hash of the records in their order, and of whose they are."""
+    """Return a keyed hash of the records in their order, and of whose they are."""
     digest = hmac.new(key, digestmod=hashlib.sha256)
     for content in encoded_rows(rows).content():
         digest.update(content)
-    for some in batched(units or [], TOGETHER):
-        digest.update(words_of([RaggedArray.of(some, np.int64)]))
+    for block_of_units in batched(units or [], TOGETHER):
+        digest.update(words_of([RaggedArray.of(block_of_units, np.int64)]))
     return digest.hexdigest()
 
 
@@ -307,7 +302,7 @@ def tokenize_together(
     max_length: int,
     special_tokens: Sequence[str] = (),
 ) -> Block:
-    """Returns the rows of ``tokenize``, in flat arrays."""
+    """Return the rows of ``tokenize``, in flat arrays."""
     ids, begins, lengths = _stretches(examples, tokenizer, special_tokens)
     whole, is_empty = lengths.sum(axis=1), lengths[:, TARGET] == 0
     _cut_targets(begins, lengths, max_length, _flags(examples, "cut_target_end"))
@@ -318,10 +313,10 @@ def tokenize_together(
     bare = lengths[:, :TARGET].sum(axis=1) == 0
     lengths[bare, START] = np.minimum(1, room[bare])
     prompts, total = lengths[:, :TARGET].sum(axis=1), lengths.sum(axis=1)
-    given = np.where(_flags(examples, "learns_prompt"), np.minimum(1, prompts), prompts)
+    ignored_prompt = np.where(_flags(examples, "learns_prompt"), np.minimum(1, prompts), prompts)
     return Block(
         ids=_gathered(ids, begins, lengths),
-        unlabeled=np.where(is_empty, total, given).astype(np.int32),
+        unlabeled=np.where(is_empty, total, ignored_prompt).astype(np.int32),
         truncated=truncated,
     )
 
@@ -499,8 +494,8 @@ class TextEncoding(TokenEncoding):
         targets = tokenize(empty, self.tokenizer, max_length=self.max_length)
 
         def read_whole(places: Sequence[int]) -> list[list[int]]:
-            some = [examples[at] for at in places]
-            return self.prompts(some, max_length=UNCUT, max_new_tokens=0)
+            subset = [examples[at] for at in places]
+            return self.prompts(subset, max_length=UNCUT, max_new_tokens=0)
 
         cut = lost_a_part(sources, self.max_length, read_whole)
         return [

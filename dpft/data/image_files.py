@@ -94,17 +94,17 @@ def _folder_rows(folder: Path, labels: tuple[str, ...]) -> Iterator[Row]:
     classes = [entry for entry in _entries(folder) if entry.is_dir()]
     if not classes:
         raise InputError(f"{folder} must hold a folder for each class, got none.")
-    for each in classes:
-        if each.name not in labels:
+    for class_folder in classes:
+        if class_folder.name not in labels:
             raise InputError(
                 f"{folder} holds a folder that is no class: task.labels names"
                 f" {', '.join(labels)}; rename it, or add it to task.labels."
             )
     is_empty = True
-    for each in classes:
-        for file in _files(each):
+    for class_folder in classes:
+        for file in _files(class_folder):
             is_empty = False
-            yield Row(str(file), {"image": ImagePlace(file=str(file)), "label": each.name})
+            yield Row(str(file), {"image": ImagePlace(file=str(file)), "label": class_folder.name})
     if is_empty:
         raise InputError(f"{folder} holds no images ({', '.join(ENDINGS)}); give at least one.")
 
@@ -147,7 +147,7 @@ PARTS = {"train": "0", "validation": "1", "test": "2"}
 
 
 def celeba_rows(task: Any, split: str) -> Iterator[Row]:
-    """Yields the images of a split with all their attributes; they stay in their files.
+    """Yield the images of a split with all their attributes; they stay in their files.
 
     Raises:
         InputError: A file is missing, or a line of it is of another form.
@@ -160,7 +160,8 @@ def celeba_rows(task: Any, split: str) -> Iterator[Row]:
         return
     lines = _lines(folder / ATTRIBUTES)
     names = lines[1].split() if len(lines) > 1 else []
-    part_of = dict(_fields(folder / PARTITION, line) for line in _numbered(folder / PARTITION))
+    numbered = enumerate(_lines(folder / PARTITION), start=1)
+    part_of = dict(_fields(folder / PARTITION, line) for line in numbered if line[1].strip())
     for number, line in enumerate(lines[2:], start=3):
         if not line.strip():
             continue
@@ -193,10 +194,6 @@ def _lines(file: Path) -> list[str]:
             f"{file} cannot be read; task.data_dir must hold {IMAGES}/, {ATTRIBUTES} and"
             f" {PARTITION}, or train.parquet and others."
         ) from None
-
-
-def _numbered(file: Path) -> list[tuple[int, str]]:
-    return [(number, line) for number, line in enumerate(_lines(file), start=1) if line.strip()]
 
 
 def _fields(file: Path, line: tuple[int, str]) -> tuple[str, str]:

@@ -250,8 +250,8 @@ class ImageLayout(Layout):
         if self.answer == ATTRIBUTES:
             answers = (answers > 0.5).astype(np.float64)
         return [
-            ImageRow(pixels=each, answer=tuple(answer))
-            for each, answer in zip(pixels, answers.tolist(), strict=True)
+            ImageRow(pixels=image, answer=tuple(answer))
+            for image, answer in zip(pixels, answers.tolist(), strict=True)
         ]
 
     def _pixels(self, rows: Sequence[ImageRow]) -> Pixels:
@@ -268,7 +268,9 @@ class ImageLayout(Layout):
         return np.stack([_viewed(row) for row in seen])
 
     def _normalized(self, pixels: Pixels) -> Tensor:
-        mean, std = (torch.tensor(each).view(1, -1, 1, 1) for each in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(per_channel).view(1, -1, 1, 1) for per_channel in (self.mean, self.std)
+        )
         return (torch.from_numpy(pixels).float() / LARGEST - mean) / std
 
 

@@ -58,18 +58,18 @@ class Decoder:
         self.form, self._workers = form, workers
 
     def decode(self, places: Sequence[ImagePlace]) -> Pixels:
-        """Returns the pixels of images, shape (n, channels, height, width), uint8.
+        """Return the pixels of images, shape (n, channels, height, width), uint8.
 
         Raises:
             BrokenImage: One cannot be decoded; names its file.
         """
         form = self.form
-        made = self._each(_pixels, places)
-        broken = next((at for at, pixels in enumerate(made) if pixels is None), None)
+        decoded = self._each(_pixels, places)
+        broken = next((at for at, pixels in enumerate(decoded) if pixels is None), None)
         if broken is not None:
             raise BrokenImage(f"{places[broken].name} is not a complete image.")
         shape = (len(places), form.channels, form.height, form.width)
-        return np.stack([pixels for pixels in made if pixels is not None]).reshape(shape)
+        return np.stack([pixels for pixels in decoded if pixels is not None]).reshape(shape)
 
     def examine(self, places: Sequence[ImagePlace]) -> list[Examined]:
         """Returns facts on each image after decoding it; no pixels are kept."""
@@ -88,7 +88,7 @@ class Decoder:
         # Processes stay for the next batch; nothing of an image is written to share it with them.
         parallel = Parallel(n_jobs=self._workers, backend="loky", max_nbytes=None)
         done = parallel(delayed(_worked)(work, piece, self.form) for piece in pieces)
-        return [one for each in done for one in each]
+        return [one for piece_results in done for one in piece_results]
 
 
 def _worked(
@@ -98,22 +98,22 @@ def _worked(
 
 
 def _pixels(place: ImagePlace, form: ImageForm) -> Pixels | None:
-    """Returns an image's pixels, shape (channels, height, width); None of what is no image."""
-    found = _read(place, form)
-    return None if found is None else found[0]
+    """Return an image's pixels, shape (channels, height, width), or None if it cannot be read."""
+    decoded = _read(place, form)
+    return None if decoded is None else decoded[0]
 
 
 def _examined(place: ImagePlace, form: ImageForm) -> Examined:
-    found = _read(place, form)
-    if found is None:
+    decoded = _read(place, form)
+    if decoded is None:
         return Examined(is_broken=True, is_converted=False, digest=b"")
-    pixels, is_converted = found
+    pixels, is_converted = decoded
     digest = hashlib.sha256(pixels.tobytes()).digest()
     return Examined(is_broken=False, is_converted=is_converted, digest=digest)
 
 
 def _read(place: ImagePlace, form: ImageForm) -> tuple[Pixels, bool] | None:
-    """Returns the pixels, and whether they had other channels."""
+    """Return the pixels, and whether the image had other channels; None if it cannot be read."""
     from PIL import Image, ImageOps
 
     try:
@@ -122,8 +122,8 @@ def _read(place: ImagePlace, form: ImageForm) -> tuple[Pixels, bool] | None:
                 return None
             upright = ImageOps.exif_transpose(opened)
             mode = "L" if form.channels == GRAY else "RGB"
-            own = 1 if upright.mode in ("1", "L", "LA", "I", "F", "I;16") else COLOR
-            if own == 1 and upright.mode in ("I", "F", "I;16"):
+            source_channels = 1 if upright.mode in ("1", "L", "LA", "I", "F", "I;16") else COLOR
+            if source_channels == 1 and upright.mode in ("I", "F", "I;16"):
                 upright = Image.fromarray(
                     (np.clip(np.asarray(upright).astype(np.float64), 0, 65535) / 257)
                     .round()
@@ -133,14 +133,14 @@ def _read(place: ImagePlace, form: ImageForm) -> tuple[Pixels, bool] | None:
                 layer = upright.convert("RGBA")
                 upright = Image.new("RGBA", layer.size, (0, 0, 0, 255))
                 upright.alpha_composite(layer)
-            made = upright.convert(mode)
-            if made.size != (form.width, form.height):
-                made = made.resize((form.width, form.height), Image.Resampling.BILINEAR)
-            pixels = np.asarray(made)
+            image = upright.convert(mode)
+            if image.size != (form.width, form.height):
+                image = image.resize((form.width, form.height), Image.Resampling.BILINEAR)
+            pixels = np.asarray(image)
     except (OSError, ValueError, SyntaxError, EOFError, MemoryError, Image.DecompressionBombError):
         return None
     gray = pixels[None] if form.channels == GRAY else pixels.transpose(2, 0, 1)
-    return np.ascontiguousarray(gray), own != form.channels
+    return np.ascontiguousarray(gray), source_channels != form.channels
 
 
 def _opened(place: ImagePlace) -> "Image.Image":  # type: ignore[name-defined] # noqa: F821

@@ -85,7 +85,7 @@ Reader: TypeAlias = Callable[[BinaryIO, str], Iterator[Row]]
 def read_rows(
     stream: BinaryIO, file: str, formats: Mapping[str, Reader] | None = None
 ) -> Iterator[Row]:
-    """Yields the rows of a file in the format its name ends with.
+    """Yield the rows of a file in the format its name ends with.
 
     Args:
         stream: The file's bytes.
@@ -96,9 +96,9 @@ def read_rows(
         InputError: The file cannot be read as that format; names file and line.
     """
     note_records_read()
-    known = FORMATS if formats is None else formats
-    ending = next(ending for ending in known if file.endswith(ending))
-    return known[ending](stream, file)
+    readers = FORMATS if formats is None else formats
+    ending = next(ending for ending in readers if file.endswith(ending))
+    return readers[ending](stream, file)
 
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -198,15 +198,15 @@ def _jsonl_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
 
 
 def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns a JSON object; for ``json.loads``.
+    """Return a JSON object; for ``json.loads``.
 
     Raises:
         ValueError: A key stands twice: other readers take the first, Python's takes the last.
     """
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         raise ValueError("a key stands twice")
-    return found
+    return values
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=each_key_once)
@@ -508,5 +508,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.dtype == object):
         value = value.tolist()
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value

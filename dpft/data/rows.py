@@ -157,10 +157,15 @@ def _value(task: Task, row: Row, column: str, needed: Sequence[str]) -> object:
     present = [column] if column in row.values else _present(task, row, column)
     if not present:
         names = _names(task, column)
+        key = task.column_key(column)
+        # What asks for the column, and where to look.
+        if key is None:
+            advice = f"; task={task.name} needs {', '.join(needed)}."
+        else:
+            advice = _named_by(key, row, column)
         raise FaultyRow(
             row.place,
-            f"lacks the column {' (or '.join(names)}{')' * (len(names) - 1)}"
-            f"{_needed_by(task, row, column, needed)}",
+            f"lacks the column {' (or '.join(names)}{')' * (len(names) - 1)}{advice}",
         )
     value = row.values[present[0]]
     if column in task.untyped_columns and not isinstance(value, str):
@@ -193,14 +198,6 @@ def _present(task: Task, row: Row, column: str) -> list[str]:
     return [name for name in _names(task, column) if name in row.values]
 
 
-def _needed_by(task: Task, row: Row, column: str, needed: Sequence[str]) -> str:
-    """Returns the end of the error of a missing column: what asks for it, and where to look."""
-    key = task.column_key(column)
-    if key is None:
-        return f"; task={task.name} needs {', '.join(needed)}."
-    return _named_by(key, row, column)
-
-
 def _named_by(key: str, row: Row, column: str) -> str:
     """Returns the end of the error of a missing column that a configuration key names.
 
@@ -231,7 +228,7 @@ def _shown(name: str) -> str:
 
 
 def unit_of(row: Row, column: str) -> str:
-    """Returns the value that says whose record a row is; never shown.
+    """Return the value that states whose record a row is; it is never shown.
 
     Raises:
         InputError: The file has no columns.
@@ -248,10 +245,10 @@ def unit_of(row: Row, column: str) -> str:
         raise FaultyRow(row.place, f"lacks the column {column}{named}")
     value = row.values[column]
     is_number = isinstance(value, int) and not isinstance(value, bool)
-    known = is_number or (isinstance(value, str) and is_unicode(value))
-    text = str(value).strip() if known else ""
+    is_valid = is_number or (isinstance(value, str) and is_unicode(value))
+    text = str(value).strip() if is_valid else ""
     if not text:
-        empty = ", and is empty" if value is None or known else ""
+        empty = ", and is empty" if value is None or is_valid else ""
         raise FaultyRow(
             row.place,
             f"the column {column}, which privacy.unit names, must hold text (valid Unicode) or a"

@@ -135,7 +135,7 @@ def local_form(name: str) -> LocalForm:
 
 
 def load_examples(task: Task, split: str, check: Check = accept_all) -> list[Record]:
-    """Returns every example of a split, or of one of its parts, in the order of its source.
+    """Return every example of a split, or of one of its parts, in the order of its source.
 
     Args:
         task: Says where the rows are and what one of them means.
@@ -149,7 +149,7 @@ def load_examples(task: Task, split: str, check: Check = accept_all) -> list[Rec
         InputError: The source or the split is missing, unreachable, empty, or has a faulty row.
     """
     read = read_examples(task, split, None, check)
-    return [each.record for each in read if each.record is not None]
+    return [entry.record for entry in read if entry.record is not None]
 
 
 class ReadRecord(NamedTuple):
@@ -166,7 +166,7 @@ class ReadRecord(NamedTuple):
 def read_examples(
     task: Task, split: str, column: str | None, check: Check = accept_all
 ) -> Iterator[ReadRecord]:
-    """Yields every example of a split and whose it is, as the rows are read.
+    """Yield every example of a split and whose it is, as the rows are read.
 
     A faulty row is refused, with others of the split, or left out, as ``task.on_invalid`` has it;
     that is decided by the row alone. A text far too long for ``task.longest`` tokens is cut.
@@ -185,7 +185,7 @@ def read_examples(
     """
     if split not in task.all_parts:
         raise InputError(f"A split is one of {', '.join(task.all_parts)}, got {split!r}.")
-    taken: set[str] = set()
+    taken_groups: set[str] = set()
     faulty = FaultyRows()
     letters = LETTERS_PER_TOKEN * task.longest * task.most_rows
     is_empty, is_sound = True, False
@@ -212,7 +212,7 @@ def read_examples(
                     yield ReadRecord(None, row.place if unit is None else unit, False)
                     continue
             if task.scores_rows:
-                examples = with_unique_groups(examples, taken)
+                examples = with_unique_groups(examples, taken_groups)
             for example in examples:
                 is_empty = False
                 cut = shortened(example, letters)
@@ -250,7 +250,8 @@ def _rows_of_members(task: Task, split: str) -> Iterator[tuple[Task, Row]]:
 
 def _local_rows(task: Task, split: str) -> Iterator[Row]:
     if task.data_dir is None:
-        raise InputError(f"task.source=local needs task.data_dir={_places(task)}.")
+        places = "FILE or DIR, the data" if task.takes_file else "DIR, the folder with the files"
+        raise InputError(f"task.source=local needs task.data_dir={places}.")
     if task.local_form is not None:
         return local_form(task.local_form).rows(task, split)
     folder = Path(task.data_dir).expanduser()
@@ -266,10 +267,6 @@ def _local_rows(task: Task, split: str) -> Iterator[Row]:
     return _split_rows(folder, task, split)
 
 
-def _places(task: Task) -> str:
-    return "FILE or DIR, the data" if task.takes_file else "DIR, the folder with the files"
-
-
 def has_training_split_alone(task: Task) -> bool:
     """Returns whether the data (a file, a corpus, a table in memory) are a training split alone."""
     if task.effective_source == MEMORY:
@@ -282,12 +279,12 @@ def has_training_split_alone(task: Task) -> bool:
 
 
 def has_split(task: Task, split: str) -> bool:
-    """Returns whether a local folder, or rows in memory, hold the split, in any of its parts."""
+    """Return whether a local folder, or rows in memory, hold the split, in any of its parts."""
     if task.effective_source == MEMORY:
         return not set(task.parts(split)).isdisjoint(held_splits())
     if task.effective_source != "local" or task.data_dir is None:
         return False
-    members = [each.task for part in task.parts(split) for each in task.members(part)]
+    members = [member.task for part in task.parts(split) for member in task.members(part)]
     if any(member is not task for member in members):
         return any(has_split(member, split) for member in members)
     if task.local_form is not None:

@@ -42,14 +42,14 @@ def files_by_split(
         InputError: The folder cannot be read.
     """
     for place in (folder, folder / "data"):
-        found: dict[str, list[Path]] = {}
+        files: dict[str, list[Path]] = {}
         for path in _entries(place):
             split = split_of(path.name)
             _, dot, ending = path.name.partition(".")
             if split in splits and dot + ending in endings:
-                found.setdefault(split, []).append(path)
-        if found:
-            return found
+                files.setdefault(split, []).append(path)
+        if files:
+            return files
     return {}
 
 

@@ -118,7 +118,7 @@ def joined(
     cut_end: bool,
     learns_prompt: bool = False,
 ) -> TokenizedExample:
-    """Returns the row of a prompt and a target that ends with the end-of-text token.
+    """Return the row of a prompt and a target that ends with the end-of-text token.
 
     Args:
         prompt: Gives way to the target.
@@ -135,8 +135,8 @@ def joined(
     room = max_length - len(target)
     prompt_ids = prompt.cut_to(room) or [start][:room]
     ids = prompt_ids + target
-    given = prompt_ids[:1] if learns_prompt else prompt_ids
-    ignored = len(ids) if is_empty else len(given)
+    ignored_prompt = prompt_ids[:1] if learns_prompt else prompt_ids
+    ignored = len(ids) if is_empty else len(ignored_prompt)
     return TokenizedExample(
         input_ids=ids,
         labels=[IGNORED_LABEL] * ignored + ids[ignored:],
@@ -284,15 +284,15 @@ def has_plain_call(tokenizer: PreTrainedTokenizerBase) -> TypeGuard[PreTrainedTo
 
 
 def _fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
-    """Returns the ids that calling the tokenizer gives, without masks and offsets for each text."""
+    """Return the ids that calling the tokenizer gives, without masks and offsets for each text."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True  # That is, read what spells one as text.
     return [
         encoding.ids
-        for some in batched(texts, AT_ONCE)
-        for encoding in backend.encode_batch_fast(some, add_special_tokens=False)
+        for batch in batched(texts, AT_ONCE)
+        for encoding in backend.encode_batch_fast(batch, add_special_tokens=False)
     ]
 
 
@@ -300,10 +300,10 @@ def _ids_with_tokens(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, special_tokens: Sequence[str]
 ) -> list[list[int]]:
     ids = cast(list[int], tokenizer.convert_tokens_to_ids(list(special_tokens)))
-    known = dict(zip(special_tokens, ids, strict=True))
+    special_token_ids = dict(zip(special_tokens, ids, strict=True))
     between = re.compile(f"({'|'.join(map(re.escape, special_tokens))})")
     batched = [[piece for piece in between.split(text) if piece] for text in texts]
-    plain = list(dict.fromkeys(p for parts in batched for p in parts if p not in known))
+    plain = list(dict.fromkeys(p for parts in batched for p in parts if p not in special_token_ids))
     ids_of = dict(zip(plain, token_ids(plain, tokenizer), strict=True))
-    ids_of |= {token: [number] for token, number in known.items()}
+    ids_of |= {token: [number] for token, number in special_token_ids.items()}
     return [[number for piece in parts for number in ids_of[piece]] for parts in batched]

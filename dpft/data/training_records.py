@@ -51,7 +51,9 @@ class LazySequence(Sequence[Item]):
 
     def __getitem__(self, at: int | slice) -> Item | list[Item]:
         places = range(len(self))[at]
-        return self._at(places) if isinstance(places, int) else [self._at(each) for each in places]
+        return (
+            self._at(places) if isinstance(places, int) else [self._at(place) for place in places]
+        )
 
 
 class PackedRecords(LazySequence[Record]):
@@ -59,7 +61,7 @@ class PackedRecords(LazySequence[Record]):
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self._packer = _Packer()
-        self._blocks = [self._packer.pack(some) for some in batched(records, TOGETHER)]
+        self._blocks = [self._packer.pack(block) for block in batched(records, TOGETHER)]
         last = len(self._packer.unpack(self._blocks[-1])) if self._blocks else 0
         self._places: Sequence[int] = range(max(0, len(self._blocks) - 1) * TOGETHER + last)
         self._unpacked: tuple[int, list[Record]] = (-1, [])
@@ -137,23 +139,20 @@ class _Packer:
         if kind is tuple:
             return tuple(map(self._plain, value))
         if is_dataclass(kind):
-            number, names = self._known(kind)
+            if kind not in self._names:
+                names = tuple(field.name for field in fields(kind))
+                self._names[kind] = len(self._classes), names
+                self._classes.append((kind, names))
+            number, names = self._names[kind]
             return [number, *[self._plain(getattr(value, name)) for name in names]]
         # what marshal refuses: a library's own kind of text or number
         return str.__str__(value) if isinstance(value, str) else float(value)
 
-    def _known(self, kind: type) -> tuple[int, tuple[str, ...]]:
-        if kind not in self._names:
-            names = tuple(field.name for field in fields(kind))
-            self._names[kind] = len(self._classes), names
-            self._classes.append((kind, names))
-        return self._names[kind]
-
     def _made(self, plain: Any) -> Any:
         kind = type(plain)
         if kind is list:
-            made, names = self._classes[plain[0]]
-            return made(**dict(zip(names, map(self._made, plain[1:]), strict=True)))
+            record_class, names = self._classes[plain[0]]
+            return record_class(**dict(zip(names, map(self._made, plain[1:]), strict=True)))
         return tuple(map(self._made, plain)) if kind is tuple else plain
 
 
@@ -233,7 +232,7 @@ def new_key() -> bytes:
 def split_held_out(
     units: Iterable[str], fraction: float, key: bytes
 ) -> tuple[list[int], list[int]]:
-    """Returns the positions of the units to train on, and of those held out, each ascending.
+    """Return the positions of the units to train on, and of those held out, each ascending.
 
     Args:
         units: The privacy unit of each record; equal ones fall on one side.
@@ -244,7 +243,10 @@ def split_held_out(
     kept: list[int] = []
     held: list[int] = []
     for index, unit in enumerate(units):
-        (held if _number(unit, key) < threshold else kept).append(index)
+        # The first bits of HMAC-SHA256 (RFC 2104) of the unit.
+        digest = hmac.digest(key, unit.encode("utf-8"), "sha256")
+        number = int.from_bytes(digest[: _BITS // 8], "big")
+        (held if number < threshold else kept).append(index)
     return kept, held
 
 
@@ -270,9 +272,3 @@ def _content(record: Record) -> tuple[object, ...]:
         content = hashlib.sha256(image.content).hexdigest()
         return image.file, image.offset, *image.shape, content, *record.answer
     return *record.texts, record.label
-
-
-def _number(unit: str, key: bytes) -> int:
-    """Returns the first bits of HMAC-SHA256 (RFC 2104) of the unit."""
-    digest = hmac.digest(key, unit.encode("utf-8"), "sha256")
-    return int.from_bytes(digest[: _BITS // 8], "big")

@@ -91,7 +91,7 @@ def trace_activations(
     precision: str = "fp32",
     recomputes: bool = False,
 ) -> Activations:
-    """Returns the activations that a micro-batch of longest records would keep."""
+    """Return the activations that a micro-batch of longest records would keep."""
     trace, fake = _Trace(model), FakeTensorMode(allow_non_fake_inputs=True)
     for module in model.modules():
         if hasattr(module, "gradient_checkpointing"):
@@ -103,7 +103,7 @@ def trace_activations(
     model.train()
     with fake, trace.watching(model), autocast(precision, CPU):
         per_example_losses(model, batch)
-    return trace.found(rows, recomputes=recomputes)
+    return trace.activations(rows, recomputes=recomputes)
 
 
 def guessed_activations(model: nn.Module, *, rows: int, length: int) -> Activations:
@@ -112,8 +112,8 @@ def guessed_activations(model: nn.Module, *, rows: int, length: int) -> Activati
     The guess assumes that each layer saves its input and its output.
     """
     layers = [module for module in model.modules() if not isinstance(module, nn.Embedding)]
-    own = [weight for layer in layers for weight in layer.parameters(recurse=False)]
-    shapes = [weight.shape[:2] for weight in own if weight.dim() >= 2]
+    weights = [weight for layer in layers for weight in layer.parameters(recurse=False)]
+    shapes = [weight.shape[:2] for weight in weights if weight.dim() >= 2]
     largest = max(max(shape) for shape in shapes)
     tokens = rows * length * NUMBER_BYTES
     saved = tokens * (sum(map(sum, shapes)) + largest)
@@ -126,13 +126,13 @@ class _Trace(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         names = {parameter: name for name, parameter in model.named_parameters()}
-        found = {}
+        names_and_shapes = {}
         for module in model.modules():
-            own = [p for p in module.parameters(recurse=False) if p.requires_grad]
-            if own:
-                largest = max(own, key=lambda parameter: parameter.numel())
-                found[module] = names[largest], tuple(largest.shape)
-        self._names = found
+            trainable = [p for p in module.parameters(recurse=False) if p.requires_grad]
+            if trainable:
+                largest = max(trainable, key=lambda parameter: parameter.numel())
+                names_and_shapes[module] = names[largest], tuple(largest.shape)
+        self._names = names_and_shapes
         self._blocks = repeated_blocks(model)
         self._block: int | None = None
         self._given = [0] * len(self._blocks)
@@ -168,8 +168,8 @@ class _Trace(TorchFunctionMode):
             for handle in handles:
                 handle.remove()
 
-    def found(self, rows: int, *, recomputes: bool) -> Activations:
-        """Returns the activations that were counted."""
+    def activations(self, rows: int, *, recomputes: bool) -> Activations:
+        """Return the activations that were counted."""
         outside, by_block = 0, dict.fromkeys(range(len(self._blocks)), 0)
         for tensor, block in self._storages.values():
             if block is None:
@@ -189,17 +189,19 @@ class _Trace(TorchFunctionMode):
         return tensor
 
     def _entering(self, number: int) -> Any:
-        def enter(_: nn.Module, given: tuple[Any, ...]) -> None:
+        def enter(_: nn.Module, inputs: tuple[Any, ...]) -> None:
             self._block = number
-            self._given[number] = sum(_bytes(each) for each in given if isinstance(each, Tensor))
+            self._given[number] = sum(
+                _bytes(tensor) for tensor in inputs if isinstance(tensor, Tensor)
+            )
 
         return enter
 
     def _left(self, *_: object) -> None:
         self._block = None
 
-    def _called(self, module: nn.Module, given: tuple[Any, ...], outcome: Any) -> None:
-        if not isinstance(outcome, Tensor) or not given or not isinstance(given[0], Tensor):
+    def _called(self, module: nn.Module, inputs: tuple[Any, ...], outcome: Any) -> None:
+        if not isinstance(outcome, Tensor) or not inputs or not isinstance(inputs[0], Tensor):
             return
         if any(True for _ in module.children()):
             return
@@ -207,15 +209,15 @@ class _Trace(TorchFunctionMode):
         if module not in self._names:
             return
         name, shape = self._names[module]
-        known = _storage(given[0]) in self._inputs
-        self._inputs.add(_storage(given[0]))
-        is_product = len(shape) == 2 and given[0].is_floating_point()
+        is_counted = _storage(inputs[0]) in self._inputs
+        self._inputs.add(_storage(inputs[0]))
+        is_product = len(shape) == 2 and inputs[0].is_floating_point()
         steps = max(1, outcome[0].numel() // outcome.shape[-1]) if is_product else 0
         self._uses.append(
             LayerUse(
                 name=name,
                 numbers=prod(shape),
-                inputs=0 if known or not is_product else _bytes(given[0]),
+                inputs=0 if is_counted or not is_product else _bytes(inputs[0]),
                 outputs=_bytes(outcome),
                 is_formed=not is_product or prod(shape) <= steps * sum(shape),
             )

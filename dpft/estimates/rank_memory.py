@@ -239,23 +239,23 @@ def _gathered(shapes: RankShapes) -> int:
 
 
 def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
-    """Returns gradients, activations and what is gathered, at the highest point of a micro-batch.
+    """Return gradients, activations and what is gathered, at the highest point of a micro-batch.
 
     At the beginning of the backward pass the gradient of the largest output is there twice, before
     and after the logarithm's; at its end, the clipper holds what it recorded. Sums are then added
     one parameter at a time, except that engine ``rows`` has the whole sum of the micro-batch first.
     If sums are pushed, there are also a part, what of it is handed out, and what comes from all.
     """
-    found, part = step.activations, NUMBER * shapes.largest
+    activations, part = step.activations, NUMBER * shapes.largest
     formed = 3 * part if shapes.pushes else part
     before = _sums(shapes, step, -1)
-    start, whole, held = found.saved + 2 * found.largest, 0, before
+    start, whole, held = activations.saved + 2 * activations.largest, 0, before
     if step.engine is None:
         # The first product's sum is formed while nearly all is saved yet.
-        start = max(start, found.saved + found.largest + formed)
+        start = max(start, activations.saved + activations.largest + formed)
     elif step.engine == "rows":
         whole = NUMBER * shapes.trained
-        row = found.of_rows(1)
+        row = activations.of_rows(1)
         start = row.saved + 2 * row.largest
         held += 2 * whole  # a row's gradient, and the sum of the rows before
     else:
@@ -263,7 +263,7 @@ def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
     running = {"gradients": held, "activations": start, "other": _gathered(shapes)}
     adding = {
         "gradients": max(before + whole, _sums(shapes, step)),
-        "activations": max(2 * found.largest + part, formed),
+        "activations": max(2 * activations.largest + part, formed),
         "other": 0,
     }
     return max(running, adding, key=lambda parts: sum(parts.values()))

@@ -137,7 +137,7 @@ class BottleneckMethod(Method):
         return model
 
     def _projections(self, model: "PreTrainedModel") -> "dict[str, Projection]":
-        """Returns the modules to wrap, by name; one that blocks share, once."""
+        """Return the modules to wrap, by name; one that blocks share, once."""
         from dpft.methods.layers import Projection
 
         suffixes = self.targets or PLACES.get(model.config.model_type)
@@ -152,17 +152,17 @@ class BottleneckMethod(Method):
                 f"method.targets must be given for model type {model.config.model_type!r}, got"
                 f" none; name output projections by their endings, such as {_endings(linear)}."
             )
-        found = {
+        projections = {
             n: m
             for n, m in linear.items()
             if any(f".{n}".endswith(f".{suffix}") for suffix in suffixes)
         }
-        if not found:
+        if not projections:
             raise InputError(
                 f"method.targets must match a linear module, got {', '.join(suffixes)}; the"
                 f" model's are called {_endings(linear)}."
             )
-        return found
+        return projections
 
 
 def _endings(linear: "dict[str, Projection]") -> str:

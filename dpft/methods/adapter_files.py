@@ -91,19 +91,19 @@ def load_settings(folder: Path) -> dict[str, Any]:
 
 @torch.no_grad()
 def load_trained(model: nn.Module, folder: Path) -> None:
-    """Puts the saved parameters into a model that has them all, by name.
+    """Put the saved parameters into a model that has them all, by name.
 
     Raises:
         InputError: They cannot be read, or belong to another model.
     """
-    own = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     for name, tensor in _read_weights(folder / WEIGHTS).items():
-        if name not in own or own[name].shape != tensor.shape:
+        if name not in parameters or parameters[name].shape != tensor.shape:
             raise InputError(
                 f"{folder / WEIGHTS} must be for the base model given, got {name} of shape"
                 f" {tuple(tensor.shape)}, which it lacks; give the base the run began with."
             )
-        own[name].copy_(tensor)
+        parameters[name].copy_(tensor)
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -134,7 +134,7 @@ def wrap(model: PreTrainedModel, config: "PeftConfig") -> PreTrainedModel:
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Writes a folder from which ``PeftModel.from_pretrained`` restores the trained model.
+    """Write a folder from which ``PeftModel.from_pretrained`` restores the trained model.
 
     ``adapter_config.json`` names the base as it was given to ``from_pretrained``: its hub name or
     its folder. A base without either (``name_or_path`` empty: initialized at random) is saved
@@ -150,7 +150,12 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     adapted.peft_config[adapted.active_adapter].base_model_name_or_path = source
     # False: "auto" asks the hub for the base's vocabulary; a trained embedding is added below
     adapted.save_pretrained(folder, save_embedding_layers=False)
-    _add_weights(folder / PEFT_WEIGHTS, _also_trained(model))
+    added = _also_trained(model)
+    if added:
+        weights = folder / PEFT_WEIGHTS
+        partial = weights.with_name(f".{weights.name}.partial")
+        save_file({**load_file(weights), **added}, partial, metadata={"format": "pt"})
+        partial.replace(weights)
     if Path(source).is_dir():
         (folder / CARD).unlink()
 
@@ -204,14 +209,6 @@ def _also_trained(model: nn.Module) -> dict[str, Tensor]:
 
 def _is_pefts(name: str) -> bool:
     return any(part in name for part in PEFT_PARTS)
-
-
-def _add_weights(file: Path, weights: dict[str, Tensor]) -> None:
-    if not weights:
-        return
-    partial = file.with_name(f".{file.name}.partial")
-    save_file({**load_file(file), **weights}, partial, metadata={"format": "pt"})
-    partial.replace(file)
 
 
 @contextmanager

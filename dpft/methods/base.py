@@ -224,11 +224,11 @@ def input_embeddings(model: "nn.Module") -> "set[nn.Parameter]":
 
 
 def quantized_layers(model: "nn.Module") -> "list[nn.Linear]":
-    """Returns the layers whose frozen weights are held in fewer bits (``models.quantization``)."""
+    """Return the layers whose frozen weights are held in fewer bits (``models.quantization``)."""
     from torch import nn
 
-    found = (module for module in model.modules() if isinstance(module, nn.Linear))
-    return [layer for layer in found if not layer.weight.is_floating_point()]
+    linear_layers = (module for module in model.modules() if isinstance(module, nn.Linear))
+    return [layer for layer in linear_layers if not layer.weight.is_floating_point()]
 
 
 def layer_numbers(layer: "nn.Linear") -> int:
@@ -307,7 +307,7 @@ def is_tied(model: "PreTrainedModel") -> bool:
 
 
 def untie_head(model: "PreTrainedModel") -> None:
-    """Gives a causal language model a head of its own, a copy of its embeddings.
+    """Give a causal language model a head of its own, a copy of its embeddings.
 
     The model computes what it did; it is saved with one table more, and loads with both.
 
@@ -325,22 +325,22 @@ def untie_head(model: "PreTrainedModel") -> None:
             " method=top2 or method=bitfit."
         )
     head.weight = nn.Parameter(head.weight.detach().clone())
-    for each in (config, config.get_text_config()):
-        each.tie_word_embeddings = False
+    for part in (config, config.get_text_config()):
+        part.tie_word_embeddings = False
     model.all_tied_weights_keys = {}
 
 
 def head_parameters(model: "PreTrainedModel") -> "set[nn.Parameter]":
-    """Returns the parameters outside the model's body: its head, without what is tied to the body.
+    """Return the parameters outside the model's body: its head, without what is tied to the body.
 
     T5 is its own body, head included; its output embeddings are the head all the same.
     """
     head = output_embeddings(model)
-    own = set() if head is None else set(head.parameters())
+    head_weights = set() if head is None else set(head.parameters())
     body = set(model.base_model.parameters())
     if model.base_model is model:
-        return own - set(model.get_input_embeddings().parameters())
-    return (set(model.parameters()) | own) - body
+        return head_weights - set(model.get_input_embeddings().parameters())
+    return (set(model.parameters()) | head_weights) - body
 
 
 def block_list(model: "PreTrainedModel") -> "nn.ModuleList":

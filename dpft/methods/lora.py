@@ -222,7 +222,7 @@ def _all_linear(
     mixers = [
         name
         for name, module in modules.items()
-        if {"A_log", "D"} <= {own for own, _ in module.named_parameters(recurse=False)}
+        if {"A_log", "D"} <= {inner for inner, _ in module.named_parameters(recurse=False)}
     ]
     return {
         name: module

@@ -80,7 +80,7 @@ class PeftMethod(Method):
 
 
 def task_type(model: "PreTrainedModel") -> "TaskType | None":
-    """Returns peft's name for the model's task; None for one without, such as masked LM."""
+    """Return peft's name for the model's task; None for one without, such as masked LM."""
     from peft import TaskType
     from transformers.models.auto import modeling_auto
 
@@ -92,14 +92,16 @@ def task_type(model: "PreTrainedModel") -> "TaskType | None":
     if not model.config.is_encoder_decoder:  # as Qwen2-Audio, which transformers lists with them
         del classes_of_task[TaskType.SEQ_2_SEQ_LM]
     for task, classes in classes_of_task.items():
-        known = classes.get(model.config.model_type, ())
-        if type(model).__name__ in ((known,) if isinstance(known, str) else known):
+        class_names = classes.get(model.config.model_type, ())
+        if type(model).__name__ in (
+            (class_names,) if isinstance(class_names, str) else class_names
+        ):
             return task
     return None
 
 
 def new_modules(model: "nn.Module", new: frozenset[str]) -> list[str]:
-    """Returns the names of the outermost modules all of whose parameters are new.
+    """Return the names of the outermost modules all of whose parameters are new.
 
     A list of modules is none: it is never called, and peft refuses to put another in its place.
     """
@@ -109,8 +111,8 @@ def new_modules(model: "nn.Module", new: frozenset[str]) -> list[str]:
         name
         for name, module in model.named_modules()
         if not isinstance(module, nn.ModuleList | nn.ModuleDict)
-        and (own := [f"{name}.{inner}" for inner, _ in module.named_parameters()])
-        and new.issuperset(own)
+        and (parameter_names := [f"{name}.{inner}" for inner, _ in module.named_parameters()])
+        and new.issuperset(parameter_names)
     }
     return sorted(name for name in whole if name.rpartition(".")[0] not in whole)
 

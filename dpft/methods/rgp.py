@@ -91,7 +91,7 @@ class RGP(Method):
         ]
 
     def save(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Writes the model as one that was never reparametrized."""
+        """Write the model as one that was never reparametrized."""
         from dpft.methods.layers import CARRIERS, ReparametrizedLinear
 
         names = [name for name, m in model.named_modules() if isinstance(m, ReparametrizedLinear)]
@@ -99,9 +99,9 @@ class RGP(Method):
         for name in names:
             for carrier in CARRIERS:
                 del state[f"{name}.{carrier}"]
-            for own in ("weight", "bias"):
-                if (value := state.pop(f"{name}.base_layer.{own}", None)) is not None:
-                    state[f"{name}.{own}"] = value
+            for parameter in ("weight", "bias"):
+                if (value := state.pop(f"{name}.base_layer.{parameter}", None)) is not None:
+                    state[f"{name}.{parameter}"] = value
         model.save_pretrained(
             folder, state_dict=state, safe_serialization=True, max_shard_size=LARGEST_FILE
         )

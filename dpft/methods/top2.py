@@ -33,18 +33,18 @@ class TopBlocks(Method):
     """Train a head that is tied to the input embeddings as well, and with it the embeddings."""
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Returns the model with its top blocks, final norm and head trainable.
+        """Return the model with its top blocks, final norm and head trainable.
 
         Raises:
             InputError: It has fewer blocks, or no list of blocks.
         """
         blocks = block_list(model)
         if self.blocks > len(blocks):
-            there = len(blocks)
+            available = len(blocks)
             layers: int = model.config.num_hidden_layers
-            shared = f" ({layers} layers share {there})" if there < layers else ""
+            shared = f" ({layers} layers share {available})" if available < layers else ""
             raise InputError(
-                f"method.blocks must be at most the {there} block(s) of {type(model).__name__}"
+                f"method.blocks must be at most the {available} block(s) of {type(model).__name__}"
                 f"{shared}, got {self.blocks}; lower it."
             )
         opened = {p for block in blocks[-self.blocks :] for p in block.parameters()}

@@ -67,13 +67,13 @@ class PooledClassifier(PreTrainedModel):
     supports_gradient_checkpointing = True
 
     def __init__(self, config: PretrainedConfig, encoder: PreTrainedModel | None = None) -> None:
-        """Puts a fresh head on an encoder, or on a fresh one of the architecture.
+        """Put a fresh head on an encoder, or on a fresh one of the architecture.
 
         The encoder loses its pooler: the mean takes its place.
         """
         if encoder is None:  # before ``config`` gets this class's kind of attention
-            made: Any = AutoModel
-            encoder = made.from_config(config, dtype=torch.float32)
+            auto_model: Any = AutoModel
+            encoder = auto_model.from_config(config, dtype=torch.float32)
         super().__init__(config)
         self.backbone: nn.Module = encoder
         if "pooler" in self.backbone._modules:
@@ -240,7 +240,7 @@ def fresh_model(config: PretrainedConfig, head: Head, pooling: str | None) -> Pr
 def new_parameters(
     config: PretrainedConfig, head: Head, pooling: str | None, *, num_labels: int | None = None
 ) -> frozenset[str]:
-    """Returns the names of what the model has and the checkpoint's own architecture lacks.
+    """Return the names of what the model has and the checkpoint's own architecture lacks.
 
     Read off config.json alone, whatever the weights are: ``architectures`` names the class that
     the checkpoint was saved from; a config.json without it stands for the bare encoder, or for
@@ -255,19 +255,21 @@ def new_parameters(
     """
     with without_storage():
         wanted = fresh_model(config, head, pooling)
-        known = _checkpoint_class(config, head)
-        if known is None or (isinstance(wanted, known) and head.kind != IMAGE_CLASSIFIER):
+        saved_class = _checkpoint_class(config, head)
+        if saved_class is None or (
+            isinstance(wanted, saved_class) and head.kind != IMAGE_CLASSIFIER
+        ):
             return frozenset()
-        if isinstance(wanted, known):
+        if isinstance(wanted, saved_class):
             if num_labels is None:
                 return frozenset()
             # What has another shape with the checkpoint's own number of classes.
             theirs = copy.deepcopy(config)
             theirs.num_labels = num_labels
-            known = fresh_model(theirs, head, pooling)
-            shapes = {name: p.shape for name, p in known.named_parameters()}
+            their_model = fresh_model(theirs, head, pooling)
+            shapes = {name: p.shape for name, p in their_model.named_parameters()}
             return frozenset(n for n, p in wanted.named_parameters() if shapes[n] != p.shape)
-        saved = known(copy.deepcopy(config))
+        saved = saved_class(copy.deepcopy(config))
         loaded, prefix = wanted, ""
         if isinstance(wanted, PooledClassifier):  # its encoder is loaded, and its head is new
             loaded, prefix = cast(PreTrainedModel, wanted.backbone), "backbone."
@@ -285,13 +287,13 @@ def new_parameters(
 
 
 def _checkpoint_class(config: PretrainedConfig, head: Head) -> Any:
-    """Returns the class a checkpoint was saved from; None where it must be the wanted one."""
+    """Return the class a checkpoint was saved from, or None if it must be the wanted one."""
     for name in config.architectures or ():
         if name == PooledClassifier.__name__:
             return PooledClassifier
-        found = getattr(transformers, name, None)
-        if found is not None:
-            return found
+        model_class = getattr(transformers, name, None)
+        if model_class is not None:
+            return model_class
     if head.kind in (CAUSAL, SEQ2SEQ):
         return None
     return type(AutoModel.from_config(config))
@@ -317,13 +319,13 @@ def own_tokenizer_folder(model: ModelConfig) -> Path | None:
 
 
 def load_own_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer of a folder.
+    """Return the tokenizer of a folder.
 
     Raises:
         InputError: It cannot be read.
     """
     try:
-        made: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # what the library raises for a damaged file is no kind of its own
@@ -331,7 +333,7 @@ def load_own_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             f"model.tokenizer={folder} could not be read as a tokenizer; give a folder written by"
             " save_pretrained."
         ) from error
-    return made
+    return tokenizer
 
 
 DROPOUT = "drop"
@@ -384,7 +386,7 @@ class Architecture:
 
 
 def read_architecture(model: ModelConfig) -> Architecture:
-    """Returns the architecture of a model, from config.json alone.
+    """Return the architecture of a model, from config.json alone.
 
     Raises:
         InputError: It cannot be found, reached or understood.
@@ -411,11 +413,11 @@ def read_architecture(model: ModelConfig) -> Architecture:
         end = tokenizer.eos_token_id
         pad = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        for each in parts(read):
-            each.vocab_size = len(tokenizer)
-            each.pad_token_id, each.eos_token_id, each.bos_token_id = pad, end, begin
-            if getattr(each, "is_encoder_decoder", False):
-                each.decoder_start_token_id = pad
+        for part in parts(read):
+            part.vocab_size = len(tokenizer)
+            part.pad_token_id, part.eos_token_id, part.bos_token_id = pad, end, begin
+            if getattr(part, "is_encoder_decoder", False):
+                part.decoder_start_token_id = pad
     return Architecture(model=model, read=read)
 
 
@@ -431,38 +433,38 @@ def _is_read_by_mean(folder: Path | None) -> bool:
 
 
 def _read(model: ModelConfig) -> PretrainedConfig:
-    """Returns the configuration of a folder or repository; out of reach, what stands for it."""
+    """Return the configuration of a folder or repository; out of reach, what stands for it."""
     if model.is_drawn:
         return _drawn(model)
     try:
-        found: PretrainedConfig = AutoConfig.from_pretrained(**source(model))
+        config: PretrainedConfig = AutoConfig.from_pretrained(**source(model))
     except OSError:
         if not model.architecture or model.folder is not None:
             raise
         return _drawn(model)
     for name in (name for name in model.architecture if DROPOUT in name):
-        if not hasattr(found, name):
-            there = ", ".join(sorted(key for key in found.to_dict() if DROPOUT in key))
+        if not hasattr(config, name):
+            rates = ", ".join(sorted(key for key in config.to_dict() if DROPOUT in key))
             raise InputError(
-                f"model.architecture.{name} must be a dropout rate of {found.model_type}, which"
-                f" has {there or 'none'}; drop it, or give one of those."
+                f"model.architecture.{name} must be a dropout rate of {config.model_type}, which"
+                f" has {rates or 'none'}; drop it, or give one of those."
             )
-        setattr(found, name, model.architecture[name])
-    return found
+        setattr(config, name, model.architecture[name])
+    return config
 
 
 def _drawn(model: ModelConfig) -> PretrainedConfig:
-    """Returns the configuration that ``model.architecture`` spells out."""
+    """Return the configuration that ``model.architecture`` spells out."""
     values = dict(model.architecture)
     kind = values.pop("model_type", None)
     try:
-        made: PretrainedConfig = AutoConfig.for_model(kind, **values)
+        config: PretrainedConfig = AutoConfig.for_model(kind, **values)
     except (KeyError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
         raise InputError(
             "model.architecture must name a model_type of transformers, such as t5, and keys of its"
             f" configuration, got model_type={kind!r}."
         ) from error
-    return made
+    return config
 
 
 COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet", "xmod")
@@ -494,20 +496,17 @@ def takes_token_types(config: PretrainedConfig) -> bool:
 
 
 def max_positions(config: PretrainedConfig) -> int | None:
-    """Returns the most tokens the model can read; None: no limit (relative positions)."""
+    """Return the most tokens the model can read; None: no limit (relative positions)."""
     text = config.get_text_config()
     positions: int | None = getattr(text, "max_position_embeddings", None)
     if positions is None or getattr(text, "position_biased_input", True) is False:
         return None
     # Beyond these, a text would change the rotary positions of its whole batch.
-    ropes = [rope for rope in _rope_parameters(text) if rope.get("rope_type") == "longrope"]
+    parameters: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    # The settings of rotary positions: one for each layer type, or one.
+    settings = [parameters, *(inner for inner in parameters.values() if isinstance(inner, dict))]
+    ropes = [rope for rope in settings if rope.get("rope_type") == "longrope"]
     positions = min([positions, *(rope["original_max_position_embeddings"] for rope in ropes)])
     # RoBERTa counts positions from its padding token's id on.
     offset = text.pad_token_id + 1 if text.model_type in COUNTS_FROM_PADDING else 0
     return positions - offset
-
-
-def _rope_parameters(text: PretrainedConfig) -> list[dict[str, Any]]:
-    """Return the settings of rotary positions; one for each layer type, or one."""
-    parameters: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
-    return [parameters, *(each for each in parameters.values() if isinstance(each, dict))]

@@ -49,7 +49,7 @@ def standardize_weights(model: nn.Module) -> tuple[str, ...]:
 
 
 def group_norm_like(norm: nn.Module) -> nn.GroupNorm:
-    """Returns a GroupNorm with a BatchNorm's weight and bias, if it has them.
+    """Return a GroupNorm with a BatchNorm's weight and bias, if it has them.
 
     Raises:
         InputError: It is a BatchNorm that does more, such as timm's with an activation inside.
@@ -61,10 +61,10 @@ def group_norm_like(norm: nn.Module) -> nn.GroupNorm:
             f" {type(norm).__name__}, of which more than the norm would go; choose another model."
         )
     channels = norm.num_features
-    made = nn.GroupNorm(
+    group_norm = nn.GroupNorm(
         group_count(channels), channels, eps=norm.eps, affine=norm.affine, device="meta"
     )
-    return _with_parameters_of(norm, made)
+    return _with_parameters_of(norm, group_norm)
 
 
 def group_count(channels: int) -> int:
@@ -83,7 +83,7 @@ def _standardized(convolution: nn.Module) -> nn.Module:
     assert isinstance(convolution, nn.Conv2d)
     if type(convolution) is not nn.Conv2d or convolution.weight[0].numel() == 1:
         return convolution
-    made = StandardizedConv2d(
+    standardized = StandardizedConv2d(
         convolution.in_channels,
         convolution.out_channels,
         convolution.kernel_size,  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def _standardized(convolution: nn.Module) -> nn.Module:
         padding_mode=convolution.padding_mode,
         device="meta",
     )
-    return _with_parameters_of(convolution, made)
+    return _with_parameters_of(convolution, standardized)
 
 
 def _with_parameters_of(old: nn.Module, new: NewModule) -> NewModule:
@@ -107,14 +107,14 @@ def _with_parameters_of(old: nn.Module, new: NewModule) -> NewModule:
 def _replace(
     model: nn.Module, kinds: tuple[type[nn.Module], ...], make: Callable[[nn.Module], nn.Module]
 ) -> tuple[str, ...]:
-    """Puts what ``make`` returns in the place of each module of some kinds; returns their names.
+    """Put what ``make`` returns in the place of each module of some kinds; returns their names.
 
     A module that stands in several places is replaced in all of them by one.
     """
-    found = {module: name for name, module in model.named_modules() if isinstance(module, kinds)}
-    made = {module: make(module) for module in found}
+    names = {module: name for name, module in model.named_modules() if isinstance(module, kinds)}
+    replacements = {module: make(module) for module in names}
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
-            if child in made:
-                setattr(parent, name, made[child])
-    return tuple(name for module, name in found.items() if made[module] is not module)
+            if child in replacements:
+                setattr(parent, name, replacements[child])
+    return tuple(name for module, name in names.items() if replacements[module] is not module)

@@ -91,16 +91,16 @@ class CheckpointRows:
         }
 
     def emptied(self, model: nn.Module) -> "RowsOfModel":
-        """Moves a model's stand-ins to the meta device; what else it has is real, and stays.
+        """Move a model's stand-ins to the meta device; its other tensors are real, and stay.
 
         Raises:
             NotInShards: Something was made of a stand-in.
         """
-        found: dict[nn.Parameter, StandIn] = {}
+        stand_ins: dict[nn.Parameter, StandIn] = {}
         for name, parameter in model.named_parameters():
             stand_in = self._stand_in(name, parameter)
             if stand_in is not None:
-                found[parameter] = stand_in
+                stand_ins[parameter] = stand_in
         for module in model.modules():
             for attribute, buffer in module._buffers.items():
                 stand_in = None if buffer is None else self._stand_in(attribute, buffer)
@@ -108,9 +108,9 @@ class CheckpointRows:
                     module._buffers[attribute] = _read(stand_in.file, stand_in.key)
         empty = {
             p: nn.Parameter(torch.empty(p.shape, device="meta"), requires_grad=p.requires_grad)
-            for p in found
+            for p in stand_ins
         }
-        keys = {name: found[p].key for name, p in model.named_parameters() if p in found}
+        keys = {name: stand_ins[p].key for name, p in model.named_parameters() if p in stand_ins}
         for module in model.modules():
             for attribute, held in module._parameters.items():
                 if held is not None and held in empty:
@@ -177,7 +177,7 @@ def checkpoint_rows(model: ModelConfig) -> CheckpointRows:
 
 
 def base_digest(model: ModelConfig) -> str:
-    """Returns the SHA-256 over the digests of all tensors of a checkpoint, as they lie on disk.
+    """Return the SHA-256 over the digests of all tensors of a checkpoint, as they lie on disk.
 
     What the configuration makes of them goes into it, where that is anything else.
 
@@ -199,18 +199,18 @@ def base_digest(model: ModelConfig) -> str:
         )
     digests: dict[str, str] = {}
     for path in paths:
-        for name, each in digests_in(Path(path)):
-            if digests.setdefault(name, each) != each:
+        for name, digest in digests_in(Path(path)):
+            if digests.setdefault(name, digest) != digest:
                 raise StateError(
                     f"{path}: tensor {name} stands in another file too, with other values, and a"
                     " loader may take either; remove one."
                 )
-    made = {
+    settings = {
         key: str(getattr(model, key))
         for key, plain in MADE_OF_WEIGHTS.items()
         if getattr(model, key) != plain
     }
-    return digest_of(digests, made)
+    return digest_of(digests, settings)
 
 
 def _paths(model: ModelConfig) -> list[str]:
@@ -232,10 +232,10 @@ def _paths(model: ModelConfig) -> list[str]:
 
 
 def _file(model: ModelConfig, name: str) -> str | None:
-    """Returns the path of a checkpoint's file; None where it has none of that name."""
+    """Return the path of a checkpoint's file, or None if it has no file of that name."""
     place, where = _place(model)
-    found = cached_file(place, name, _raise_exceptions_for_missing_entries=False, **where)
-    return None if found is None else str(found)
+    path = cached_file(place, name, _raise_exceptions_for_missing_entries=False, **where)
+    return None if path is None else str(path)
 
 
 def _place(model: ModelConfig) -> tuple[str, dict[str, Any]]:

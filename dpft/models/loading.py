@@ -194,7 +194,7 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
 def load_tokenizer(
     architecture: Architecture, *, kind: str = CAUSAL, added: Sequence[str] = ()
 ) -> PreTrainedTokenizerBase:
-    """Returns the model's tokenizer; padding is the end-of-text token where it has none.
+    """Return the model's tokenizer; its padding token defaults to the end-of-text token.
 
     Args:
         architecture: Of the model; its ``model`` says where the tokenizer is.
@@ -220,10 +220,10 @@ def load_tokenizer(
         )
     if _own_size(tokenizer, added) > rows and tokenizer.is_fast:
         _remove_tokens_without_row(tokenizer, rows)
-    own = _own_size(tokenizer, added)
-    if own > rows:
+    size = _own_size(tokenizer, added)
+    if size > rows:
         raise InputError(
-            f"The tokenizer of {place} has {own} tokens where the model has"
+            f"The tokenizer of {place} has {size} tokens where the model has"
             f" {rows}; give the tokenizer that belongs to the model."
         )
     if tokenizer.pad_token_id is None:
@@ -254,9 +254,9 @@ def _own_size(tokenizer: PreTrainedTokenizerBase, added: Sequence[str]) -> int:
 
 
 def _tokenizer_of(model: ModelConfig, kind: Any = AutoTokenizer) -> PreTrainedTokenizerBase:
-    own = own_tokenizer_folder(model)
-    if own is not None:
-        return load_own_tokenizer(own)
+    folder = own_tokenizer_folder(model)
+    if folder is not None:
+        return load_own_tokenizer(folder)
     if model.folder is not None:
         check_tokenizer_files(model, model.folder)
     with loading_errors(model):
@@ -283,7 +283,7 @@ def _changed(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
 def _pretrained(
     architecture: Architecture, head: Head, new: frozenset[str], rows: CheckpointRows | None = None
 ) -> PreTrainedModel:
-    """Returns the model with its checkpoint's weights; only those in ``new`` may be missing."""
+    """Return the model with its checkpoint's weights; only those in ``new`` may be missing."""
     settings = architecture.model
     if settings.folder is not None:
         check_weight_files(settings, settings.folder)
@@ -313,7 +313,7 @@ def _pretrained(
         shape = meta_model(architecture, head)
         loaded = _with_stand_ins(settings, type(shape), shape.config, rows)
     others = loaded[1].get("mismatched_keys", ())
-    mismatched = [each if isinstance(each, str) else each[0] for each in others]
+    mismatched = [key if isinstance(key, str) else key[0] for key in others]
     missing = sorted({*loaded[1]["missing_keys"], *mismatched} - new)
     if settings.replace_batch_norm:  # of a model that was saved after it, which has no statistics
         missing = [name for name in missing if not name.endswith(STATISTICS)]
@@ -352,20 +352,20 @@ def _quantization(settings: ModelConfig) -> Any:
 
 
 def dequantize(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
-    """Returns a quantized model with float32 weights of the values that it computes with.
+    """Return a quantized model with float32 weights of the values that it computes with.
 
     Args:
         model: As ``load_model`` returned it; it is used up.
         settings: Of the model.
     """
-    found: PreTrainedModel = _quantization(settings).dequantized(model)
-    return found
+    plain: PreTrainedModel = _quantization(settings).dequantized(model)
+    return plain
 
 
 def _with_stand_ins(
     settings: ModelConfig, model_class: Any, config: PretrainedConfig, rows: CheckpointRows
 ) -> Any:
-    """Returns model and loading info as ``from_pretrained`` does, with stand-ins as weights."""
+    """Return model and loading info as ``from_pretrained`` does, with stand-ins as weights."""
     if model_class is PooledClassifier:
         raise NotInShards("its head was put on it")
     place = source(settings)
@@ -380,14 +380,14 @@ def _with_stand_ins(
         where = {key: value for key, value in place.items() if key != "trust_remote_code"}
         path = where.pop("pretrained_model_name_or_path")
         try:
-            found = GenerationConfig.from_pretrained(path, **where)
+            generation_config = GenerationConfig.from_pretrained(path, **where)
         except OSError:
             of_model: dict[str, Any] = {
                 "config_file_name": "config.json",
                 "_from_model_config": True,
             }
-            found = GenerationConfig.from_pretrained(path, **of_model, **where)
-        model.generation_config = found
+            generation_config = GenerationConfig.from_pretrained(path, **of_model, **where)
+        model.generation_config = generation_config
     return model, info
 
 
@@ -468,14 +468,14 @@ def known_tokens(
 def add_tokens(
     tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]
 ) -> dict[int, tuple[int, ...]]:
-    """Makes tokens the tokenizer's own, those that it lacks, as special ones.
+    """Make tokens the tokenizer's own, those that it lacks, as special ones.
 
     Returns:
         The number of each token that is new, and the numbers of those that its name reads as.
         Tokens whose names a tokenizer cannot tell apart, all unknown to it, share theirs.
     """
-    known = tokenizer.get_vocab()
-    new = [token for token in tokens if token not in known]
+    vocabulary = tokenizer.get_vocab()
+    new = [token for token in tokens if token not in vocabulary]
     pieces = [
         tokenizer(token.strip("<>"), add_special_tokens=False, split_special_tokens=True)
         for token in new

@@ -78,14 +78,16 @@ def per_example_losses(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _losses(model: nn.Module, batch: Batch) -> Tensor:
-    """Returns each example's loss before it is weighted, shape (b,)."""
+    """Return each example's loss before it is weighted, shape (b,)."""
     if batch.answer == TEXT:
         return _nll(model, batch, mean=True)[0]
     outputs = answer_logits(model, batch)
     labels = batch.labels.to(outputs.dtype)
     if batch.answer == ATTRIBUTES:
-        each = functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
-        return each.sum(dim=1)
+        attribute_losses = functional.binary_cross_entropy_with_logits(
+            outputs, labels, reduction="none"
+        )
+        return attribute_losses.sum(dim=1)
     if batch.answer == SCORE:
         return (outputs - labels).square().sum(dim=1)
     return -(labels * outputs.log_softmax(dim=1)).sum(dim=1)
@@ -164,7 +166,7 @@ MAY_BE_LEFT_OUT = {"allow_is_causal_skip", "allow_is_bidirectional_skip"}
 
 @contextmanager
 def masks_known_to_matter(batch: Batch) -> Iterator[None]:
-    """Spares an accelerator the questions whether a padded batch's mask could be left out.
+    """Spare an accelerator the questions whether a padded batch's mask could be left out.
 
     A mask without zeros is left out, for a faster kernel. To see one, transformers reads from the
     device, twice a micro-batch, and the host waits for all work before it; what is made of a mask
@@ -175,18 +177,18 @@ def masks_known_to_matter(batch: Batch) -> Iterator[None]:
         return
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MAKERS
 
-    own = MAKERS["sdpa"]
+    original = MAKERS["sdpa"]
 
     def make(*args: Any, **options: Any) -> Any:
         if options.get("attention_mask") is not None:
             options |= dict.fromkeys(options.keys() & MAY_BE_LEFT_OUT, False)
-        return own(*args, **options)
+        return original(*args, **options)
 
     MAKERS["sdpa"] = make
     try:
         yield
     finally:
-        MAKERS["sdpa"] = own
+        MAKERS["sdpa"] = original
 
 
 def _nll(model: nn.Module, batch: Batch, *, mean: bool) -> tuple[Tensor, Tensor]:

@@ -71,7 +71,7 @@ class FrozenLinear:
     """Whether it is there for its shapes alone; then its weight has no values."""
 
     def weight_in(self, dtype: torch.dtype) -> Tensor:
-        """Returns the weight that the layer stands for, shape (out_features, in_features).
+        """Return the weight that the layer stands for, shape (out_features, in_features).
 
         Args:
             dtype: What it is rounded to, from float32.
@@ -81,8 +81,8 @@ class FrozenLinear:
             return torch.empty(shape, dtype=dtype, device=self.weight.device)
         held: Any = self.weight
         if isinstance(self, Linear4bit):
-            found: Tensor = dequantize_4bit(held.data, held.quant_state)
-            return found.to(dtype)
+            weight: Tensor = dequantize_4bit(held.data, held.quant_state)
+            return weight.to(dtype)
         scales = held.SCB.float() / LEVELS
         scaled: Tensor = held.data.float() * scales[:, None]
         return scaled.to(dtype)
@@ -123,7 +123,7 @@ def _frozen_class(layer_class: type[nn.Linear]) -> type[nn.Linear]:
 
 
 def freeze_arithmetic(model: nn.Module) -> int:
-    """Makes each quantized layer of a model a ``FrozenLinear``, and lets its checkpoint go.
+    """Make each quantized layer of a model a ``FrozenLinear``, and lets its checkpoint go.
 
     What is not quantized lies in the checkpoint's file until it is copied, which keeps in memory
     all of the file that was read.
@@ -134,7 +134,7 @@ def freeze_arithmetic(model: nn.Module) -> int:
     Returns:
         How many layers there are.
     """
-    found = 0
+    count = 0
     for module in model.modules():
         if isinstance(module, Linear4bit | Linear8bitLt):
             if not isinstance(module, FrozenLinear):
@@ -142,11 +142,11 @@ def freeze_arithmetic(model: nn.Module) -> int:
                 kind: Any = type(module)
                 layer.__class__ = _frozen_class(kind)
             module.requires_grad_(False)
-            found += 1
+            count += 1
     for parameter in model.parameters():
         if parameter.is_floating_point() and not parameter.is_meta:
             parameter.data = parameter.data.clone()
-    return found
+    return count
 
 
 def plan_quantized(model: PreTrainedModel, quantization: str) -> PreTrainedModel:

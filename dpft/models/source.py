@@ -88,23 +88,24 @@ class ModelConfig(Section):
             )
 
     def _check_quantization(self) -> None:
-        given = self.quantization
-        if given not in QUANTIZATIONS:
+        quantization = self.quantization
+        if quantization not in QUANTIZATIONS:
             raise InputError(
-                f"model.quantization must be one of {', '.join(QUANTIZATIONS)}, got {given!r}."
+                f"model.quantization must be one of {', '.join(QUANTIZATIONS)}, got"
+                f" {quantization!r}."
             )
-        if given == UNQUANTIZED:
+        if quantization == UNQUANTIZED:
             return
         if self.init != "pretrained":
             raise InputError(
-                f"model.quantization={given} needs model.init=pretrained, got {self.init}: frozen"
-                " weights that never learned anything are of no use; set it to none."
+                f"model.quantization={quantization} needs model.init=pretrained, got {self.init}:"
+                " frozen weights that never learned anything are of no use; set it to none."
             )
         if self.is_no_address:
             raise InputError(
-                f"model.quantization={given} needs weights that are found again where they lie, got"
-                f" model={self.name}, which a run saves anew; set model.path to a folder of your"
-                " own, or model.hub_name."
+                f"model.quantization={quantization} needs weights that are found again where they"
+                f" lie, got model={self.name}, which a run saves anew; set model.path to a folder"
+                " of your own, or model.hub_name."
             )
 
     @property
@@ -155,7 +156,7 @@ def source(config: ModelConfig) -> dict[str, Any]:
 
 @contextmanager
 def loading_errors(config: ModelConfig, wanted: str = "language model") -> Iterator[None]:
-    """Turns what transformers raises for an unusable source into one sentence.
+    """Turn what transformers raises for an unusable source into one sentence.
 
     The block reads a model and no record, so that the sentence may quote what was raised.
     """
@@ -166,9 +167,10 @@ def loading_errors(config: ModelConfig, wanted: str = "language model") -> Itera
     except (OSError, ValueError, RuntimeError, SafetensorError, ImportError) as error:
         if isinstance(error, ImportError) and "timm" in str(error).lower():
             raise InputError(f"{origin(config)} needs timm, {_lack_of_timm()}.") from error
+        reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
             f"{origin(config)} could not be loaded as a {wanted}"
-            f" ({_first_line(error)}); {_way_out(config, error)}."
+            f" ({reason}); {_way_out(config, error)}."
         ) from error
 
 
@@ -180,10 +182,6 @@ def _lack_of_timm() -> str:
         "which cannot be imported, since torchvision cannot; install the torchvision that was built"
         f" for torch {version('torch')}"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".")
 
 
 def _way_out(config: ModelConfig, error: Exception) -> str:

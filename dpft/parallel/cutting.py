@@ -75,16 +75,16 @@ ReadRows = Callable[[str, int, int], Tensor]
 
 @torch.no_grad()
 def fill(model: nn.Module, read: ReadRows, device: torch.device) -> None:
-    """Gives each shard on the meta device storage, and the rows that it is to hold."""
+    """Give each shard on the meta device storage, and copy its rows into it."""
     filled: dict[nn.Parameter, nn.Parameter] = {}
     for name, parameter in model.named_parameters():
         if not parameter.is_meta:
             continue
-        made = torch.empty_like(parameter, device=device)
-        first, last = rows_here(made) or (0, len(made))
+        shard = torch.empty_like(parameter, device=device)
+        first, last = rows_here(shard) or (0, len(shard))
         if last > first:
-            local(made).copy_(read(name, first, last))
-        filled[parameter] = nn.Parameter(made, requires_grad=parameter.requires_grad)
+            local(shard).copy_(read(name, first, last))
+        filled[parameter] = nn.Parameter(shard, requires_grad=parameter.requires_grad)
     for module in model.modules():
         for attribute, held in module._parameters.items():
             if held is not None and held in filled:

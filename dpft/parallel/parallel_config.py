@@ -140,45 +140,45 @@ def check_shards(config: ParallelConfig, processes: int) -> None:
 
 
 def refuse_several(name: str) -> None:
-    """Refuses several processes of a subcommand that is for one.
+    """Reject several processes of a subcommand that is for one process.
 
     Raises:
-        InputError: There are several.
+        InputError: torchrun has started several processes.
     """
-    there = world()
-    if there is not None and there.size > 1 and name not in SHARED:
+    launched = world()
+    if launched is not None and launched.size > 1 and name not in SHARED:
         raise InputError(
-            f"dpft {name} is for one process, got {there.size} of them; run it without torchrun."
+            f"dpft {name} is for one process, got {launched.size} of them; run it without torchrun."
         )
 
 
 def check_start(config: ParallelConfig) -> World | None:
-    """Returns what there is of other processes, once it is what the configuration says.
+    """Return the world of this process, after checking that it agrees with the configuration.
 
     Raises:
         InputError: ``parallel=ddp`` without processes, or several processes without it, each of
             which would train, and spend, on its own; a number of processes that shards do not fit;
             or torch is to show what passes between them.
     """
-    there = world()
+    launched = world()
     if config.name == "none":
-        if there is not None and there.size > 1:
+        if launched is not None and launched.size > 1:
             raise InputError(
-                f"parallel=none is one process, got {there.size} of them, each of which would spend"
-                " its own epsilon; add parallel=ddp, or start one."
+                f"parallel=none is one process, got {launched.size} of them, each of which would"
+                " spend its own epsilon; add parallel=ddp, or start one."
             )
         return None
-    if there is None:
+    if launched is None:
         raise InputError(
             f"parallel={config.name} needs the processes of torchrun, got none; start them by"
             f" {HOW_TO_START}."
         )
-    if config.world_size not in (None, there.size):
+    if config.world_size not in (None, launched.size):
         raise InputError(
             f"parallel.world_size must be the number of processes, got {config.world_size} for"
-            f" {there.size} processes; leave it out: it is for dpft plan."
+            f" {launched.size} processes; leave it out: it is for dpft plan."
         )
-    check_shards(config, there.size)
+    check_shards(config, launched.size)
     # A batch's size, which is private, can be read from such logs.
     for name, harmless in DEBUGGING.items():
         value = os.environ.get(name, "")
@@ -187,7 +187,7 @@ def check_start(config: ParallelConfig) -> World | None:
                 f"{name} must not be set where processes share a run, got {value}: torch would"
                 " show how many records each step drew; unset it."
             )
-    return there
+    return launched
 
 
 def _number(name: str, otherwise: int | None = None) -> int:
@@ -204,10 +204,11 @@ def _number(name: str, otherwise: int | None = None) -> int:
 
 def restarts() -> str | None:
     """Return a clause on what restarts this process, or None if nothing is known to restart it."""
-    most, taken = _number("TORCHELASTIC_MAX_RESTARTS", 0), _number("SLURM_RESTART_COUNT", 0)
-    if most:
-        return f"torchrun restarts the processes up to {most} times if one fails"
-    return "Slurm has restarted this job" if taken else None
+    max_restarts = _number("TORCHELASTIC_MAX_RESTARTS", 0)
+    slurm_restarts = _number("SLURM_RESTART_COUNT", 0)
+    if max_restarts:
+        return f"torchrun restarts the processes up to {max_restarts} times if one fails"
+    return "Slurm has restarted this job" if slurm_restarts else None
 
 
 def was_restarted() -> bool:

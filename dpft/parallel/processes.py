@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher import api
@@ -51,7 +51,7 @@ def current_ranks() -> Ranks:
 
 @contextmanager
 def started(config: ParallelConfig) -> Iterator[Ranks]:
-    """Joins the processes that torchrun started, inside the block; alone with ``parallel=none``.
+    """Join the processes that torchrun started, inside the block; alone with ``parallel=none``.
 
     On one machine they talk over its loopback interface. Across machines neither gloo nor NCCL
     encrypts or authenticates what passes: the network between them must be trusted.
@@ -60,13 +60,15 @@ def started(config: ParallelConfig) -> Iterator[Ranks]:
         InputError: As ``check_start``, the port is in use, or not all of them came.
     """
     global _current
-    there = check_start(config)
-    if there is None:
+    launched = check_start(config)
+    if launched is None:
         yield ALONE
         return
-    _join(config, there)
-    on_loopback = there.on_one_node and {os.environ[name] for name in INTERFACES} == {LOOPBACK}
-    _current = Ranks(there.rank, there.size, local_rank=there.local_rank, on_one_node=on_loopback)
+    _join(config, launched)
+    on_loopback = launched.on_one_node and {os.environ[name] for name in INTERFACES} == {LOOPBACK}
+    _current = Ranks(
+        launched.rank, launched.size, local_rank=launched.local_rank, on_one_node=on_loopback
+    )
     try:
         yield _current
     finally:
@@ -76,7 +78,7 @@ def started(config: ParallelConfig) -> Iterator[Ranks]:
 
 
 def own_device(device: torch.device, ranks: Ranks) -> torch.device:
-    """Returns the device of a rank among those of its machine.
+    """Return the device of a rank among those of its machine.
 
     Raises:
         InputError: The machine has fewer devices than ranks.
@@ -90,22 +92,22 @@ def own_device(device: torch.device, ranks: Ranks) -> torch.device:
             f" {ranks.local_rank} of this machine; start at most {count} there, or use"
             " train.device=cpu."
         )
-    own = torch.device(device.type, ranks.local_rank)
+    local_device = torch.device(device.type, ranks.local_rank)
     torch.accelerator.set_device_index(ranks.local_rank)
-    return own
+    return local_device
 
 
-def _join(config: ParallelConfig, there: World) -> None:
-    """Makes the process group.
+def _join(config: ParallelConfig, launched: World) -> None:
+    """Make the process group.
 
     Raises:
-        InputError: The port that the first rank listens at is in use, or not all of them come.
+        InputError: The port that the first rank listens at is in use, or not all ranks come.
     """
-    if there.on_one_node:
+    if launched.on_one_node:
         for name in INTERFACES:
             os.environ.setdefault(name, LOOPBACK)
     os.environ[RECORDER] = "0"
-    error = _failure_within(MEETING, partial(_make_group, config, there))
+    error = _failure_within(MEETING, partial(_make_group, config, launched))
     if error is None:
         return
     if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
@@ -115,8 +117,8 @@ def _join(config: ParallelConfig, there: World) -> None:
             " torchrun by --master_port=PORT."
         )
     raise InputError(
-        f"the {there.size} processes of a run must all come to MASTER_ADDR and MASTER_PORT within"
-        f" {MEETING.total_seconds():.0f} seconds, and did not; start all of them at once."
+        f"the {launched.size} processes of a run must all come to MASTER_ADDR and MASTER_PORT"
+        f" within {MEETING.total_seconds():.0f} seconds, and did not; start all of them at once."
     ) from error
 
 
@@ -141,28 +143,24 @@ def _failure_within(limit: timedelta, work: Callable[[], None]) -> Exception | N
     return failures[0] if failures else None
 
 
-def _make_group(config: ParallelConfig, there: World) -> None:
-    """Connects the ranks, and returns once each of them is connected to all the others.
+def _make_group(config: ParallelConfig, launched: World) -> None:
+    """Connect the ranks, and return once each of them is connected to all the others.
 
     torch alone returns as soon as this rank is connected: one that then ends at once, because it
     refuses its input, would break the meeting of the rest, who would say that it never came.
     """
     offloads = config.cpu_offload and config.name == "ddp"
+    # The ranks leave each other their addresses in this store; no secret goes there.
+    store, _, _ = next(iter(rendezvous("env://", launched.rank, launched.size, timeout=MEETING)))
     dist.init_process_group(
         group_backends(None if offloads else accelerator()),
-        store=_store(there),
-        rank=there.rank,
-        world_size=there.size,
+        store=PrefixStore(f"dpft/{launched.restarts}", store),
+        rank=launched.rank,
+        world_size=launched.size,
         timeout=timedelta(minutes=config.timeout_minutes),
     )
     # Not a barrier of the store: it may end with the first rank while others still ask it.
     dist.all_reduce(torch.zeros(1))
-
-
-def _store(there: World) -> Store:
-    """Returns where the ranks leave each other their addresses; no secret goes there."""
-    store, _, _ = next(iter(rendezvous("env://", there.rank, there.size, timeout=MEETING)))
-    return PrefixStore(f"dpft/{there.restarts}", store)
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)

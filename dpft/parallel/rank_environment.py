@@ -127,21 +127,21 @@ class Task:
 
 
 def submitted_task() -> Task | None:
-    """Returns this process's place in a job of submitit; None where submitit did not start it."""
+    """Return this process's place in a job of submitit, or None if submitit did not start it."""
     if os.environ.get(EXECUTOR) not in (SLURM, LOCAL):
         return None
     from submitit import JobEnvironment  # Not everybody has it; who is in a job of it does.
 
-    there = JobEnvironment()
+    environment = JobEnvironment()
     return Task(
-        job=f"{there.cluster}:{there.job_id}",
-        executor=there.cluster,
-        rank=there.global_rank,
-        size=there.num_tasks,
-        local_rank=there.local_rank,
-        nodes=there.num_nodes,
-        address=LOOPBACK_ADDRESS if there.num_nodes == 1 else there.hostnames[0],
-        log=there.paths.stderr if FOLDER in os.environ else None,
+        job=f"{environment.cluster}:{environment.job_id}",
+        executor=environment.cluster,
+        rank=environment.global_rank,
+        size=environment.num_tasks,
+        local_rank=environment.local_rank,
+        nodes=environment.num_nodes,
+        address=LOOPBACK_ADDRESS if environment.num_nodes == 1 else environment.hostnames[0],
+        log=environment.paths.stderr if FOLDER in os.environ else None,
     )
 
 

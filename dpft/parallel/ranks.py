@@ -119,35 +119,37 @@ class Ranks:
                 tensor.detach().copy_(values)
 
     def everyones(self, content: bytes) -> list[bytes]:
-        """Returns what each rank gives, in the order of ranks."""
+        """Return the content that each rank gives, in the order of ranks."""
         if self.size == 1:
             return [content]
-        lengths = [int(each) for each in self.all_gather(torch.tensor([len(content)]))]
+        lengths = [int(length) for length in self.all_gather(torch.tensor([len(content)]))]
         padded = torch.zeros(max(1, *lengths), dtype=torch.uint8)
         if content:
             padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         gathered = self.all_gather(padded)
         return [
-            each[:length].numpy().tobytes() for each, length in zip(gathered, lengths, strict=True)
+            row[:length].numpy().tobytes() for row, length in zip(gathered, lengths, strict=True)
         ]
 
     def all_gather(self, values: Tensor) -> list[Tensor]:
-        """Returns each rank's values, of one shape, in the order of ranks."""
+        """Return each rank's values, of one shape, in the order of ranks."""
         if self.size == 1:
             return [values]
-        found = [torch.empty_like(values) for _ in range(self.size)]
-        self.call("all_gather", lambda: dist.all_gather(found, values, group=self._group), values)
-        return found
+        gathered = [torch.empty_like(values) for _ in range(self.size)]
+        self.call(
+            "all_gather", lambda: dist.all_gather(gathered, values, group=self._group), values
+        )
+        return gathered
 
     def all_to_all(self, rows: Tensor) -> Tensor:
-        """Returns the row of each rank that is for this one; shape (size, n), as it is given."""
+        """Return the row that each rank has for this one; shape (size, n), like ``rows``."""
         if self.size == 1:
             return rows
-        found = torch.empty_like(rows)
+        received = torch.empty_like(rows)
         self.call(
-            "all_to_all", lambda: dist.all_to_all_single(found, rows, group=self._group), rows
+            "all_to_all", lambda: dist.all_to_all_single(received, rows, group=self._group), rows
         )
-        return found
+        return received
 
     def total(self, values: Tensor) -> Tensor:
         """Adds up every rank's values, in place; for a few numbers, not for gradients."""
@@ -179,14 +181,14 @@ class Ranks:
     def first_to_all(
         self, work: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
     ) -> Result:
-        """Calls a function on rank 0 alone, as ``first``; returns on every rank what it returns.
+        """Call a function only on rank 0, as ``first`` does, and return its result on every rank.
 
-        That travels as JSON: where there are several ranks, each gets it as JSON has it.
+        The result travels as JSON: if there are several ranks, each gets it as JSON has it.
         """
-        found: Any = self.first(work, *args, **kwargs)
+        result: Any = self.first(work, *args, **kwargs)
         if self.size > 1:
-            found = json.loads(self.broadcast(json.dumps(found).encode()))
-        return cast(Result, found)
+            result = json.loads(self.broadcast(json.dumps(result).encode()))
+        return cast(Result, result)
 
     @contextmanager
     def settled(self) -> Iterator[None]:
@@ -220,17 +222,18 @@ class Ranks:
             raise self._first_failure(None)[1]
 
     def _first_failure(self, error: Exception | None) -> tuple[int, SaidElsewhere]:
-        """Returns the lowest rank that failed, and how.
+        """Return the lowest rank that failed, and its error.
 
         Args:
-            error: This rank's, of which only a sentence for users is told; None: it has none.
+            error: This rank's error, of which the others learn only a sentence for users; None if
+                this rank did not fail.
         """
-        own = None
+        failure = None
         if error is not None:
             kind, code = type(error).__name__, getattr(error, "exit_code", 1)
             crash = f"process {self.rank} of the run ended with {kind}."
-            own = [kind, code, str(error) if isinstance(error, DpftError) else crash]
-        answers = [json.loads(each) for each in self.everyones(json.dumps(own).encode())]
+            failure = [kind, code, str(error) if isinstance(error, DpftError) else crash]
+        answers = [json.loads(answer) for answer in self.everyones(json.dumps(failure).encode())]
         failed = next(rank for rank, answer in enumerate(answers) if answer is not None)
         kind, code, sentence = answers[failed]
         return failed, SaidElsewhere(kind, code, sentence if self.is_first else None)
@@ -254,14 +257,14 @@ ALONE = Ranks()
 
 
 def first_numbers(numbers: Sequence[int], ranks: Ranks) -> list[int]:
-    """Returns the first rank's numbers on every rank; what the others give is not read."""
+    """Return the first rank's numbers on every rank; those of the others are not read."""
     if ranks.size == 1:
         return list(numbers)
     sent = torch.tensor(numbers, dtype=torch.int64).numpy().tobytes()
     received = ranks.broadcast(sent)
     if not received:
         return []
-    return [int(each) for each in torch.frombuffer(bytearray(received), dtype=torch.int64)]
+    return [int(number) for number in torch.frombuffer(bytearray(received), dtype=torch.int64)]
 
 
 REPLICAS, SHARDS = "replicas", "shards"
@@ -361,7 +364,7 @@ def in_turn(count: int, ranks: Ranks) -> range:
 
 
 def put_together(answers: Sequence[Any], ranks: Ranks) -> list[Any]:
-    """Returns what all ranks answered to what ``in_turn`` dealt them, in order, on each of them.
+    """Return all ranks' answers to the places that ``in_turn`` dealt them, in order of places.
 
     Args:
         answers: This rank's, ready for JSON, one for each of its places.
@@ -369,8 +372,10 @@ def put_together(answers: Sequence[Any], ranks: Ranks) -> list[Any]:
     """
     if ranks.size == 1:
         return list(answers)
-    heard = [json.loads(each) for each in ranks.everyones(json.dumps(list(answers)).encode())]
-    found: list[Any] = [None] * sum(map(len, heard))
-    for rank, each in enumerate(heard):
-        found[rank :: ranks.size] = each
-    return found
+    answers_by_rank = [
+        json.loads(content) for content in ranks.everyones(json.dumps(list(answers)).encode())
+    ]
+    ordered: list[Any] = [None] * sum(map(len, answers_by_rank))
+    for rank, rank_answers in enumerate(answers_by_rank):
+        ordered[rank :: ranks.size] = rank_answers
+    return ordered

@@ -156,7 +156,7 @@ def _finish_turn(
     *,
     shared: bool,
 ) -> None:
-    """Sends each owner its stretches, finishes this rank's, and where shared gives all theirs."""
+    """Send each owner its stretches, finish this rank's, and share the sums if ``shared``."""
     longest = max(sum(len(stretches[place]) for place in places) for places in turn)
     if not longest:
         return
@@ -167,9 +167,9 @@ def _finish_turn(
     total = torch.zeros(longest, dtype=torch.float64, device=rows.device)
     for row in ranks.all_to_all(rows):
         total += row
-    own = list(_parts(total, stretches, turn[ranks.rank]))
-    finish(own)
-    for place, part in own:
+    owned_parts = list(_parts(total, stretches, turn[ranks.rank]))
+    finish(owned_parts)
+    for place, part in owned_parts:
         stretches[place].copy_(part)
     if not shared:
         return
@@ -237,15 +237,15 @@ class Rounds:
         self._senders.append(sender)
         return len(self._senders) - 1
 
-    def gather(self, number: int, output: Tensor, own: Tensor) -> None:
-        """Fills ``output`` with what every rank sends of an offer, in the order of places.
+    def gather(self, number: int, output: Tensor, values: Tensor) -> None:
+        """Fill ``output`` with what every rank sends of an offer, in the order of places.
 
         Args:
             number: Of the offer.
-            output: 1-D, ``size`` times as long as ``own``.
-            own: What this rank sends, which may lie inside ``output``.
+            output: 1-D, ``size`` times as long as ``values``.
+            values: What this rank sends, which may lie inside ``output``.
         """
-        self._carry_out(self._heard(number), number, output, own)
+        self._carry_out(self._heard(number), number, output, values)
 
     def accept(self, length: int, receiver: Receiver) -> int:
         """Returns the number by which every rank may push to all; as ``offer``.
@@ -286,11 +286,11 @@ class Rounds:
             self._carry_out(wishes, DONE, None, None)
 
     def _heard(self, wish: int) -> list[int]:
-        """Returns everyone's wish, once all have one."""
-        found = torch.empty(self.size, dtype=torch.int64)
-        own = torch.tensor([wish])
-        self._ranks.call("wish", lambda: _all_gather(found, own, group=self._words), own)
-        wishes: list[int] = found.tolist()
+        """Return every rank's wish, once all ranks have one."""
+        received = torch.empty(self.size, dtype=torch.int64)
+        sent = torch.tensor([wish])
+        self._ranks.call("wish", lambda: _all_gather(received, sent, group=self._words), sent)
+        wishes: list[int] = received.tolist()
         return wishes
 
     def _carry_out(
@@ -298,9 +298,15 @@ class Rounds:
         wishes: Sequence[int],
         mine: int,
         output: Tensor | None,
-        own: Tensor | Sequence[Tensor] | None,
+        outgoing: Tensor | Sequence[Tensor] | None,
     ) -> None:
-        """Passes on what each rank wishes for, the lowest number first.
+        """Pass on what each rank wishes for, the lowest number first.
+
+        Args:
+            wishes: Of all ranks, in the order of places.
+            mine: This rank's wish.
+            output: Receives what is gathered, if this rank wishes to gather.
+            outgoing: What this rank sends for its wish: its values to gather, or parts to push.
 
         Raises:
             RankLost: This rank failed, or another is gone.
@@ -310,10 +316,14 @@ class Rounds:
                 wanted = [wish == number for wish in wishes]
                 is_mine = number == mine
                 if number in self._receivers:
-                    parts = own if is_mine and not isinstance(own, Tensor) else None
+                    parts = outgoing if is_mine and not isinstance(outgoing, Tensor) else None
                     self._pass_on(number, wanted, parts)
                 else:
-                    sent = own if is_mine and isinstance(own, Tensor) else self._senders[number]()
+                    sent = (
+                        outgoing
+                        if is_mine and isinstance(outgoing, Tensor)
+                        else self._senders[number]()
+                    )
                     self._send(sent, wanted, output if is_mine else None)
         except RankLost:
             raise
@@ -321,7 +331,7 @@ class Rounds:
             raise RankLost from error
 
     def _send(self, sent: Tensor, wanted: Sequence[bool], output: Tensor | None) -> None:
-        """Sends the same to all that want it; those that do not receive nothing."""
+        """Send the same values to all ranks that want them; the others receive nothing."""
         if all(wanted):
             assert output is not None
             gather = partial(_all_gather, output, sent, group=self._group)
@@ -330,14 +340,16 @@ class Rounds:
         received = sent.new_empty(0) if output is None else output
         counts = [len(sent) if output is not None else 0] * self.size
         handed = sent.repeat(sum(wanted))
-        self._exchange("gather", received, counts, handed, [len(sent) * each for each in wanted])
+        self._exchange(
+            "gather", received, counts, handed, [len(sent) * is_wanted for is_wanted in wanted]
+        )
 
     def _pass_on(
         self, number: int, pushing: Sequence[bool], parts: Sequence[Tensor] | None
     ) -> None:
-        """Hands each rank's part to the rank that accepts it."""
+        """Hand each rank's part to the rank that accepts it."""
         length, receiver = self._receivers[number]
-        counts = [length * each for each in pushing]
+        counts = [length * is_pushing for is_pushing in pushing]
         if parts is None:
             handed, lengths = self._like.new_empty(0), [0] * self.size
         else:
@@ -469,39 +481,41 @@ class WholeShardedSums:
 def stretches_of(
     cuts: Mapping[str, Cut], places: Mapping[str, int], shard: int, rows: int, block: int
 ) -> list[list[_Stretch]]:
-    """Returns the pieces of a shard of all parameters that the rank of each row finishes.
+    """Return the pieces of a shard of all parameters that the rank of each row finishes.
 
     Each row has the whole model, so that each of the ranks with one shard finishes a part of it.
     """
     spans = [(name, *cut.stretch(shard)) for name, cut in cuts.items()]
     total = sum(end - start for _, start, end in spans)
-    each = -(-total // rows)
-    found: list[list[_Stretch]] = [[] for _ in range(rows)]
+    row_length = -(-total // rows)
+    stretches: list[list[_Stretch]] = [[] for _ in range(rows)]
     before = 0
     for name, start, end in spans:
         at = start
         while at < end:
-            row = (before + at - start) // each
-            last = min(end, start + (row + 1) * each - before)
+            row = (before + at - start) // row_length
+            last = min(end, start + (row + 1) * row_length - before)
             for first, stop, piece in pieces_between(
                 places[name], at, last, total=cuts[name].size, block=block
             ):
-                found[row].append(_Stretch(name, first, stop, piece))
+                stretches[row].append(_Stretch(name, first, stop, piece))
             at = last
         before += end - start
-    return found
+    return stretches
 
 
 def owned_stretches(
     cuts: Mapping[str, Cut], places: Mapping[str, int], shards: int, rows: int, block: int
 ) -> tuple[list[_Stretch], list[list[int]]]:
-    """Returns the pieces of all shards, and the places of those that each rank finishes."""
+    """Return the pieces of all shards, and the places of those that each rank finishes."""
     stretches: list[_Stretch] = []
     owned: list[list[int]] = [[] for _ in range(rows * shards)]
     for column in range(shards):
-        for row, own in enumerate(stretches_of(cuts, places, column, rows, block)):
-            owned[row * shards + column] = list(range(len(stretches), len(stretches) + len(own)))
-            stretches += own
+        for row, row_stretches in enumerate(stretches_of(cuts, places, column, rows, block)):
+            owned[row * shards + column] = list(
+                range(len(stretches), len(stretches) + len(row_stretches))
+            )
+            stretches += row_stretches
     return stretches, owned
 
 
@@ -516,7 +530,7 @@ def finish_whole(
     twins: Ranks,
     shard: int,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields this rank's shard of each finished sum, flat.
+    """Yield this rank's shard of each finished sum, flat.
 
     Args:
         sums: This rank's own.
@@ -532,7 +546,7 @@ def finish_whole(
     flat = {name: sums.taken(name) for name in cuts}
     stretches, owned = owned_stretches(cuts, places, shards, twins.size, block)
     finish_sums(
-        [flat[each.name][each.start : each.end] for each in stretches],
+        [flat[stretch.name][stretch.start : stretch.end] for stretch in stretches],
         lambda parts: finish([(stretches[at].piece, total) for at, total in parts]),
         ranks,
         owned,
@@ -570,12 +584,12 @@ def finish_pushed(
 
 
 def _exchange(parts: Mapping[str, Tensor], twins: Ranks) -> None:
-    """Gives each of the ranks with one shard what the others have finished of it."""
+    """Give each of the ranks with one shard the parts of it that the others have finished."""
     flat = torch.cat(list(parts.values()))
-    each = -(-len(flat) // twins.size)
-    padded = flat.new_zeros(each)
-    own = flat[twins.rank * each : (twins.rank + 1) * each]
-    padded[: len(own)] = own
+    length = -(-len(flat) // twins.size)
+    padded = flat.new_zeros(length)
+    finished = flat[twins.rank * length : (twins.rank + 1) * length]
+    padded[: len(finished)] = finished
     whole = torch.cat(twins.all_gather(padded))
     start = 0
     for part in parts.values():

@@ -85,8 +85,8 @@ class ShardedModel:
         self.rounds = Rounds(ranks, grid.mesh.get_group(SHARDS), grid.words, device)
         mesh = grid.mesh if grid.replicas > 1 else grid.mesh[SHARDS]
         policy = CPUOffloadPolicy(pin_memory=True) if offload else OffloadPolicy()
-        own = blocks_apart(model, blocks)
-        for block in own:
+        separate_blocks = blocks_apart(model, blocks)
+        for block in separate_blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=True, offload_policy=policy)
         fully_shard(model, mesh=mesh, reshard_after_forward=False, offload_policy=policy)
         if read is not None:
@@ -100,7 +100,7 @@ class ShardedModel:
                 group.set_custom_all_gather(_Gathering(group, self.rounds))
         # The root's parameters are gathered before a module that may use them runs: the model as a
         # rule; who writes with a seq2seq model runs its encoder by itself.
-        inside = {module for block in own for module in block.modules()}
+        inside = {module for block in separate_blocks for module in block.modules()}
         for module in model.modules():
             if module not in inside:
                 module.register_forward_pre_hook(self._gather_root, prepend=True)
@@ -123,15 +123,15 @@ class ShardedModel:
         return self._pushed
 
     def group_of(self, name: str) -> dict[str, Tensor]:
-        """Returns copies, on the CPU, of all parameters that are gathered with the one of a name.
+        """Return copies, on the CPU, of all parameters that are gathered with the one of a name.
 
         The other ranks are to be inside ``served``, or to ask for the same.
         """
-        (group,) = [each for each, names in self._members.items() if name in names]
+        (group,) = [group for group, names in self._members.items() if name in names]
         group.unshard()
         values = {
-            each: self.unsharded[each].detach().to("cpu", copy=True)
-            for each in self._members[group]
+            member: self.unsharded[member].detach().to("cpu", copy=True)
+            for member in self._members[group]
         }
         group.reshard()
         return values
@@ -156,16 +156,16 @@ class ShardedModel:
                 group.reshard()
 
     def fingerprint(self, gradients: Sequence[Tensor]) -> dict[str, str]:
-        """Returns sum and sum of squares of each rank's shards, bit for bit in hex."""
-        found = []
+        """Return the sum and the sum of squares of each rank's shards, bit for bit in hex."""
+        moments = []
         for gradient in gradients:
             values = gradient.detach().double()
-            found.append(torch.stack((values.sum(), values.square().sum())))
-        own = torch.zeros(2, dtype=torch.float64)
-        for pair in torch.stack(found).cpu():  # one look at the device
-            own += pair
-        everyones = torch.stack(self.ranks.all_gather(own)).t().tolist()
-        sums, squares = (" ".join(each.hex() for each in column) for column in everyones)
+            moments.append(torch.stack((values.sum(), values.square().sum())))
+        local_sums = torch.zeros(2, dtype=torch.float64)
+        for pair in torch.stack(moments).cpu():  # one look at the device
+            local_sums += pair
+        everyones = torch.stack(self.ranks.all_gather(local_sums)).t().tolist()
+        sums, squares = (" ".join(value.hex() for value in column) for column in everyones)
         return {"sum": sums, "sum_of_squares": squares}
 
     def forget_sums(self) -> None:
@@ -176,16 +176,16 @@ class ShardedModel:
             self._pushed.clear()
 
     def finish(self, block: int, finish: FinishPieces) -> None:
-        """As ``StepSums``: leaves each trainable parameter's shard of the finished sum."""
+        """Leave each trainable parameter's shard of the finished sum, as ``StepSums`` does."""
         parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         numbers = {name: place for place, name in enumerate(self.unsharded)}
         cuts = {name: self._cuts[name] for name in parameters}
         if self._pushed is not None:
-            found = finish_pushed(
+            finished = finish_pushed(
                 self._pushed, cuts, numbers, block, finish, twins=self.twins, shard=self._shard
             )
         else:
-            found = finish_whole(
+            finished = finish_whole(
                 WholeShardedSums(self.unsharded, cuts),
                 cuts,
                 numbers,
@@ -195,9 +195,11 @@ class ShardedModel:
                 twins=self.twins,
                 shard=self._shard,
             )
-        for name, shard in found:
-            own = local(parameters[name].data)
-            parameters[name].grad = from_rows(parameters[name].data, shard.to(own).view_as(own))
+        for name, shard in finished:
+            local_shard = local(parameters[name].data)
+            parameters[name].grad = from_rows(
+                parameters[name].data, shard.to(local_shard).view_as(local_shard)
+            )
 
     def _gather_root(self, *_: object) -> None:
         # Plainly: the clipper cuts, in a mode of its own, what reaches a model to few rows.
@@ -205,26 +207,26 @@ class ShardedModel:
             self.model.unshard()  # type: ignore[operator]
 
     def _unsharded(self) -> dict[str, nn.Parameter]:
-        """Has what bears each parameter's name made before anything is gathered.
+        """Return each parameter's unsharded tensor, made before anything is gathered.
 
-        Its room is let go again untouched: a rank that loads holds its shards and nothing more.
+        Its memory is freed again untouched: a rank that loads holds its shards and nothing more.
         """
         names = {parameter: name for name, parameter in self.model.named_parameters()}
-        found: dict[str, nn.Parameter] = {}
+        unsharded: dict[str, nn.Parameter] = {}
         self._members: dict[FSDPModule, list[str]] = {}
         for group in self._groups:
             state = group._get_fsdp_state()._fsdp_param_group
             members = [] if state is None else state.fsdp_params
-            for each in members:
-                own = each._sharded_param_data
-                each.init_all_gather_outputs(
-                    [own.numel()], [own.dtype], self.grid.shard_size, self.grid.device
+            for parameter in members:
+                shard = parameter._sharded_param_data
+                parameter.init_all_gather_outputs(
+                    [shard.numel()], [shard.dtype], self.grid.shard_size, self.grid.device
                 )
-                each.init_unsharded_param()
-                each.free_unsharded_param()
-                found[names[each.sharded_param]] = each._unsharded_param
-            self._members[group] = [names[each.sharded_param] for each in members]
-        return {name: found[name] for name in names.values()}
+                parameter.init_unsharded_param()
+                parameter.free_unsharded_param()
+                unsharded[names[parameter.sharded_param]] = parameter._unsharded_param
+            self._members[group] = [names[p.sharded_param] for p in members]
+        return {name: unsharded[name] for name in names.values()}
 
 
 class _Gathering(AllGather):
@@ -268,11 +270,11 @@ class Unread(Tensor):
     read: Callable[[], Tensor]
 
     def __new__(cls, like: Tensor, read: Callable[[], Tensor]) -> "Unread":
-        """Returns a stand-in of a parameter's shape and type."""
+        """Return a stand-in of a parameter's shape and type."""
         empty = torch.empty(like.shape, dtype=like.dtype, device="meta")
-        made = cast(Unread, empty.as_subclass(cls).requires_grad_(like.requires_grad))
-        made.read = read
-        return made
+        stand_in = cast(Unread, empty.as_subclass(cls).requires_grad_(like.requires_grad))
+        stand_in.read = read
+        return stand_in
 
     @classmethod
     def __torch_function__(

@@ -144,15 +144,15 @@ class AgingKey:
         return self._step
 
     def at(self, step: int) -> bytes:
-        """Returns the key of a step.
+        """Return the key of a step.
 
         Raises:
-            ValueError: It is forgotten.
+            ValueError: The key is forgotten.
         """
         if step < self._step:
             raise ValueError(f"the key of step {step} is forgotten; step {self._step} is the first")
-        known, key = self._latest if self._latest[0] <= step else (self._step, self._key)
-        for _ in range(step - known):
+        key_step, key = self._latest if self._latest[0] <= step else (self._step, self._key)
+        for _ in range(step - key_step):
             key = hmac.digest(key, _NEXT_STEP, hashlib.sha256)
         self._latest = (step, key)
         return key

@@ -27,6 +27,8 @@ from torch import Tensor
 from dpft.devices import sent
 from dpft.privacy.cipher import Address
 
+logger = logging.getLogger(__name__)
+
 REACH = 18.8
 """Standard deviations up to which the tails are those of a Gaussian. Beyond, an outcome would be
 missing that another data set might have: the plan refuses to rest on that. u extends to 2^-310, so
@@ -76,14 +78,18 @@ class BoxMuller:
     def pairs_of(
         self, radii_words: Tensor, angle_words: Tensor, extended: Extensions
     ) -> tuple[Tensor, Tensor]:
-        """Returns the Gaussians of several streams together; as ``pairs``.
+        """Return the Gaussians of several streams together; as ``pairs``.
 
         Args:
             radii_words: Secret bits of the radii, int64, shape (pairs,).
             angle_words: Secret bits of the angles, as many.
             extended: Gives the words that extend the uniforms at some places, in their order.
         """
-        numbers, (radii, cosines, sines) = self._room(len(radii_words))
+        pairs = len(radii_words)
+        if len(self._numbers) < pairs:
+            self._numbers = self._numbers.new_empty(pairs)
+            self._floats = self._floats.new_empty((3, pairs))
+        numbers, (radii, cosines, sines) = self._numbers[:pairs], self._floats[:, :pairs]
         self._uniforms(radii_words, numbers, radii)
         radii.log_()
         _refine(radii, numbers, extended)
@@ -92,12 +98,6 @@ class BoxMuller:
         sines.mul_(2 * math.pi)
         torch.cos(sines, out=cosines)
         return cosines.mul_(radii), sines.sin_().mul_(radii)
-
-    def _room(self, pairs: int) -> tuple[Tensor, Tensor]:
-        if len(self._numbers) < pairs:
-            self._numbers = self._numbers.new_empty(pairs)
-            self._floats = self._floats.new_empty((3, pairs))
-        return self._numbers[:pairs], self._floats[:, :pairs]
 
     @staticmethod
     def _uniforms(words: Tensor, numbers: Tensor, out: Tensor) -> None:
@@ -146,15 +146,14 @@ _CONSTANTS = struct.unpack("<4i", b"expand 32-byte k")
 _DOUBLE_ROUNDS = 10
 _COUNTER_BYTES = 64
 Rows = tuple[Tensor, Tensor, Tensor, Tensor]
-logger = logging.getLogger(__name__)
 
 
 def keystream_words(
     key: bytes, addresses: Sequence[Address], counts: Sequence[int], device: torch.device
 ) -> list[Tensor]:
-    """Returns keystream as words of 64 bits, lowest byte first: int64, shape (count,) for each.
+    """Return keystream as words of 64 bits, lowest byte first: int64, shape (count,) for each.
 
-    All of it is one computation, however many addresses there are.
+    One computation draws all of it, however many addresses there are.
 
     Args:
         key: 32 secret bytes.
@@ -165,8 +164,8 @@ def keystream_words(
     counters = [-(-8 * count // _COUNTER_BYTES) for count in counts]
     starts, total = list(accumulate(counters, initial=0)), sum(counters)
     fixed = sent([*_CONSTANTS, *struct.unpack("<8i", key)], torch.int32, device)
-    # of each address where its counters start, and its nonce
-    own = [
+    # Of each address, the place where its counters start, and its nonce.
+    starts_and_nonces = [
         (start, *struct.unpack("<3i", a.nonce()))
         for start, a in zip(starts, addresses, strict=False)
     ]
@@ -177,7 +176,7 @@ def keystream_words(
     )
     state = torch.empty((4, 4, total), dtype=torch.int32, device=device)
     state[:3] = fixed.view(3, 4, 1)
-    state[3] = sent(own, torch.int32, device).t().index_select(1, which)
+    state[3] = sent(starts_and_nonces, torch.int32, device).t().index_select(1, which)
     state[3, 0] = torch.arange(total, dtype=torch.int32, device=device) - state[3, 0]
     mixed = _rounds_on(device.type)(*state.unbind(0))
     words = (torch.stack(mixed) + state).view(16, total).t().contiguous()

@@ -518,7 +518,7 @@ def noise_of(step: Step) -> Noise:
 def steps_taken(
     record: LedgerRecord, path: Path, *, planned: Noise | None = None
 ) -> dict[Noise, int]:
-    """Returns how many Poisson-sampled Gaussians bound the steps taken, by their noise.
+    """Return how many Poisson-sampled Gaussians bound the steps taken, by their noise.
 
     Of DP-SGD they are the steps, of which those of equal noise add up; of another mechanism those
     that it says (``Mechanism.compositions``).
@@ -543,13 +543,16 @@ def steps_taken(
     if record.counted_steps > record.steps:
         streams.setdefault(_costliest(streams, path, planned), Counter())["another"] += 1
     return sorted_by_noise(
-        {noise: mechanism.compositions(taken.values()) for noise, taken in streams.items()}
+        {
+            noise: mechanism.compositions(steps_by_stream.values())
+            for noise, steps_by_stream in streams.items()
+        }
     )
 
 
 def sorted_by_noise(taken: Mapping[Noise, int]) -> dict[Noise, int]:
-    """Returns steps by their noise, the smallest noise first."""
-    return dict(sorted(taken.items(), key=lambda each: tuple(dict(each[0]).values())))
+    """Return numbers of steps by their noise, the smallest noise first."""
+    return dict(sorted(taken.items(), key=lambda item: tuple(dict(item[0]).values())))
 
 
 def as_mechanisms(taken: Mapping[Noise, int], delta: float) -> tuple[SampledGaussian, ...]:

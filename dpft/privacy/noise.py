@@ -143,7 +143,7 @@ class BlockNoise:
         self._zeros, self._bits = b"", bytearray()
 
     def halves(self, blocks: Sequence[Piece]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields the first and the second half of each block's numbers.
+        """Yield the first and the second half of each block's numbers.
 
         On a processor block by block, in memory that is used again; on an accelerator all blocks
         are drawn at once, in as many operations as one, and all of it stays until the next call.
@@ -160,14 +160,16 @@ class BlockNoise:
         counts = [_even(piece.block_length) for piece in blocks]
         addresses = [Address(Purpose.NOISE, self._step, p.place, p.block) for p in blocks]
         drawn = keystream_words(self._key, addresses, counts, self._device)
-        radii = torch.cat([own[: len(own) // 2] for own in drawn])
-        angles = torch.cat([own[len(own) // 2 :] for own in drawn])
+        radii = torch.cat([block_words[: len(block_words) // 2] for block_words in drawn])
+        angles = torch.cat([block_words[len(block_words) // 2 :] for block_words in drawn])
         ends = list(accumulate(count // 2 for count in counts))
 
         def extended(places: Sequence[int]) -> bytearray:
             owners = Counter(bisect_right(ends, place) for place in places)
-            each = (self._refinement(blocks[at], REFINING_WORDS * owners[at]) for at in owners)
-            return bytearray(b"").join(each)
+            extensions = (
+                self._refinement(blocks[at], REFINING_WORDS * owners[at]) for at in owners
+            )
+            return bytearray(b"").join(extensions)
 
         cosines, sines = self._box_muller.pairs_of(radii, angles, extended)
         lengths = [count // 2 for count in counts]
@@ -203,7 +205,7 @@ def add_noise(
     ranks: Ranks = ALONE,
     correlate: Correlate | None = None,
 ) -> None:
-    """Adds N(0, noise_std^2) to every coordinate of every trainable parameter's ``grad``.
+    """Add N(0, noise_std^2) to every coordinate of every trainable parameter's ``grad``.
 
     Args:
         parameters: All the model's parameters in the model's order, or by name: the place of one
@@ -233,10 +235,10 @@ def add_noise(
     spacing = grid(noise_std)
     blocks = BlockNoise(noise, step)
 
-    def finish(found: Sequence[tuple[Piece, Tensor]]) -> None:
+    def finish(pieces: Sequence[tuple[Piece, Tensor]]) -> None:
         waiting: list[tuple[Tensor, Tensor]] = []
-        drawn = blocks.halves([piece for piece, _ in found])
-        for (piece, total), halves in zip(found, drawn, strict=True):
+        drawn = blocks.halves([piece for piece, _ in pieces])
+        for (piece, total), halves in zip(pieces, drawn, strict=True):
             for target, half, first in _overlaps(total, piece.offset, halves):
                 if correlate is not None:
                     half = correlate(piece, first, half)
@@ -289,9 +291,9 @@ class WholeSums:
         self._parameters, self._ranks = parameters, ranks
 
     def finish(self, block: int, finish: FinishPieces) -> None:
-        """As ``StepSums``: every rank gets every finished sum, the same bits."""
+        """Give every rank every finished sum, the same bits; as ``StepSums``."""
         with _flat_gradients(self._parameters) as flat:
-            found = [
+            pieces = [
                 (piece, gradient[start:end])
                 for place, gradient in flat
                 for start, end, piece in pieces_between(
@@ -299,8 +301,8 @@ class WholeSums:
                 )
             ]
             finish_sums(
-                [stretch for _, stretch in found],
-                lambda parts: finish([(found[at][0], total) for at, total in parts]),
+                [stretch for _, stretch in pieces],
+                lambda parts: finish([(pieces[at][0], total) for at, total in parts]),
                 self._ranks,
             )
 
@@ -320,18 +322,18 @@ def grid(noise_std: float) -> float:
 
 
 def _add(waiting: Iterable[tuple[Tensor, Tensor]], noise_std: float, spacing: float) -> None:
-    """Adds to each sum its Gaussians times ``noise_std``, and rounds; the Gaussians are used up."""
-    for target, own in waiting:
-        target.copy_(_on_grid(own.mul_(noise_std).add_(target.to(own.device)), spacing))
+    """Add to each sum its Gaussians times ``noise_std``, and round; the Gaussians are used up."""
+    for target, gaussians in waiting:
+        target.copy_(_on_grid(gaussians.mul_(noise_std).add_(target.to(gaussians.device)), spacing))
 
 
 def _add_at_once(
     waiting: Sequence[tuple[Tensor, Tensor]], noise_std: float, spacing: float
 ) -> None:
-    """As ``_add``, the same bits in as many operations as for one sum."""
-    sums, gaussians = [each for each, _ in waiting], [each for _, each in waiting]
+    """Do the same as ``_add``, bit for bit, in as many operations as for one sum."""
+    sums, gaussians = [target for target, _ in waiting], [half for _, half in waiting]
     noisy = torch.cat(gaussians).mul_(noise_std).add_(torch.cat(sums))
-    lengths = [len(each) for each in sums]
+    lengths = [len(target) for target in sums]
     torch._foreach_copy_(sums, _on_grid(noisy, spacing).split(lengths))
 
 

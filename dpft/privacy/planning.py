@@ -172,9 +172,9 @@ def _check_reach(noise_multiplier: float, *, sample_rate: float, steps: int, del
 
 
 def _planned(config: Clipping, phase: PhaseRequest) -> Phase:
-    """Returns a phase with its clipping norm and the sensitivity that follows from it."""
-    given = phase.max_grad_norm
-    max_grad_norm = config.clipping_norm if given is None else given
+    """Return a phase with its clipping norm and the sensitivity that follows from it."""
+    phase_norm = phase.max_grad_norm
+    max_grad_norm = config.clipping_norm if phase_norm is None else phase_norm
     style = clipping_style(config.clipping, max_grad_norm=max_grad_norm)
     return Phase(
         method=phase.method,

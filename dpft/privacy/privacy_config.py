@@ -165,9 +165,9 @@ class DifferentialPrivacy(Clipping):
     """Your public name of the data, by which dpft account runs=DIR tells runs on other data."""
 
     def _check_fields(self) -> None:
-        given = [name for name in NOISE_KEYS if getattr(self, name) is not None]
-        if len(given) != 1:
-            got = "both" if given else "neither"
+        given_keys = [name for name in NOISE_KEYS if getattr(self, name) is not None]
+        if len(given_keys) != 1:
+            got = "both" if given_keys else "neither"
             got = got if self.total_eps is None else "privacy.total_eps too"
             raise InputError(
                 f"exactly one of privacy.eps and privacy.noise_multiplier must be given, got {got}."

@@ -31,6 +31,8 @@ from dpft.privacy.cipher import KEY_BYTES, Address, AgingKey, Purpose, keystream
 from dpft.privacy.noise import NoiseStream
 from dpft.privacy.sampling import SamplingStream
 
+logger = logging.getLogger(__name__)
+
 DROPOUT_SOURCE = (
     "dropout masks from ChaCha20; those inside fused kernels and what else a model draws at random"
     " from torch's generators, keyed anew for each step from the operating system's key"
@@ -149,7 +151,6 @@ class ViewStream:
         return bytes(keystream(self._key.at(step), address, size))
 
 
-logger = logging.getLogger(__name__)
 PURPOSES = ("sampling", "noise", "dropout", "views")
 
 
@@ -174,10 +175,17 @@ class Randomness:
         reproducible: bool,
         rank: int = 0,
     ) -> None:
-        """Makes the sources of a rank's model on ``device`` from a key for each of ``PURPOSES``."""
+        """Make the sources of a rank's model on ``device`` from a key for each of ``PURPOSES``."""
         self.group_key = group_key
         self._keys = dict(keys)
-        self.noise = NoiseStream(_where_noise_is_drawn(device), keys["noise"])
+        noise_device = device
+        if not has_float64(device):
+            logger.warning(
+                "noise is drawn and added on the CPU: a device of kind %s has no float64",
+                device.type,
+            )
+            noise_device = torch.device("cpu")
+        self.noise = NoiseStream(noise_device, keys["noise"])
         self.sampling = SamplingStream(keys["sampling"])
         self.dropout = DropoutStream(device, keys["dropout"], rank=rank)
         self.views = ViewStream(keys["views"])
@@ -198,15 +206,6 @@ class Randomness:
             "keys": {name: key.at(step).hex() for name, key in self._keys.items()},
             "group_key": self.group_key.hex(),
         }
-
-
-def _where_noise_is_drawn(device: torch.device) -> torch.device:
-    if has_float64(device):
-        return device
-    logger.warning(
-        "noise is drawn and added on the CPU: a device of kind %s has no float64", device.type
-    )
-    return torch.device("cpu")
 
 
 def make_randomness(

@@ -135,7 +135,7 @@ def text_of(record: Record) -> str:
 
 
 def shortened(record: Record, letters: int) -> Record:
-    """Returns a record whose texts have at most so many letters, each cut where tokens would be.
+    """Return a record whose texts have at most so many letters, each cut where tokens would be.
 
     Args:
         record: A text's record; any other is returned as it is.
@@ -148,10 +148,10 @@ def shortened(record: Record, letters: int) -> Record:
     if not isinstance(record, Example):
         return record
     target, lead, separator = record.target, record.lead, record.separator
-    own = len(record.prompt) - len(lead) - len(separator)
-    if len(target) <= letters and own <= letters:
+    text_length = len(record.prompt) - len(lead) - len(separator)
+    if len(target) <= letters and text_length <= letters:
         return record
-    text = record.prompt[len(lead) : len(lead) + own]
+    text = record.prompt[len(lead) : len(lead) + text_length]
     text = text[-letters:] if record.cut_start else text[:letters]
     return replace(
         record,
@@ -261,11 +261,11 @@ class Task(Section, ABC):
     """Whether every row is scored apart, though another has the same input."""
 
     def _check_fields(self) -> None:
-        known = (*self.columns, *self.optional_columns)
-        unknown = sorted(set(self.column_aliases.values()) - set(known))
+        all_columns = (*self.columns, *self.optional_columns)
+        unknown = sorted(set(self.column_aliases.values()) - set(all_columns))
         if unknown:
             raise InputError(
-                f"task.column_aliases must point to {', '.join(known)}, got {unknown[0]!r}."
+                f"task.column_aliases must point to {', '.join(all_columns)}, got {unknown[0]!r}."
             )
 
     @classmethod

@@ -66,8 +66,8 @@ class ClassificationTask(ClassTask, TextualTask):
     def _check_fields(self) -> None:
         super()._check_fields()
         if self.objective not in OBJECTIVES:
-            known = ", ".join((*OBJECTIVES, *self.other_objectives))
-            raise InputError(f"task.objective must be one of {known}, got {self.objective!r}.")
+            choices = ", ".join((*OBJECTIVES, *self.other_objectives))
+            raise InputError(f"task.objective must be one of {choices}, got {self.objective!r}.")
         self._check_labels()
         if self.objective == INFILLING:
             self._check_templates()
@@ -160,7 +160,7 @@ def check_classes(labels: Sequence[str]) -> None:
 
 
 def class_number(labels: Sequence[str], value: Any, what: str) -> float:
-    """Returns the number of the class that a value names or numbers.
+    """Return the number of the class that a value names or numbers.
 
     Args:
         labels: Names of the classes, in the order of their numbers.
@@ -172,8 +172,8 @@ def class_number(labels: Sequence[str], value: Any, what: str) -> float:
     """
     number = float(labels.index(value)) if value in labels else as_number(value)
     if number is None or number not in range(len(labels)):
-        known = ", ".join(f"{index} ({name})" for index, name in enumerate(labels))
-        raise InputError(f"{what} must be one of {known}{but_is_empty(value)}.")
+        classes = ", ".join(f"{index} ({name})" for index, name in enumerate(labels))
+        raise InputError(f"{what} must be one of {classes}{but_is_empty(value)}.")
     return number
 
 

@@ -76,7 +76,7 @@ class CorpusTask(OwnRows, TextTask):
         return self.chunks_per_record
 
     def objective_for(self, kind: str) -> str:
-        """Returns the objective by which a model of a kind learns a text.
+        """Return the objective by which a model of a kind learns a text.
 
         Raises:
             InputError: The objective is for another kind.
@@ -84,10 +84,10 @@ class CorpusTask(OwnRows, TextTask):
         if self.objective is None:
             return next(name for name, of in OBJECTIVES.items() if of == kind)
         if OBJECTIVES[self.objective] != kind:
-            own = " or ".join(name for name, of in OBJECTIVES.items() if of == kind)
+            suitable = " or ".join(name for name, of in OBJECTIVES.items() if of == kind)
             raise InputError(
                 f"task.objective={self.objective} needs a {OBJECTIVES[self.objective]} model, got"
-                f" one that is {kind}; take task.objective={own}, or another model."
+                f" one that is {kind}; take task.objective={suitable}, or another model."
             )
         return self.objective
 
@@ -172,27 +172,30 @@ class CorpusTask(OwnRows, TextTask):
 
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
         """See ``TextTask.record``; a blank text is none, nor is one with an unfilled gap."""
-        given = str(row.get(self.text_column, ""))
+        prompt = str(row.get(self.text_column, ""))
         if self.objective == SPANS:
-            return self._filled(given, text)
+            return self._filled(prompt, text)
         if not text.strip():
             return None
         if self.objective != PREFIX:
             return {self.text_column: text}
-        blank = "" if given[-1:].isspace() else " "
-        return {"prompt": given, self.text_column: f"{given}{blank}{text}"}
+        blank = "" if prompt[-1:].isspace() else " "
+        return {"prompt": prompt, self.text_column: f"{prompt}{blank}{text}"}
 
-    def _filled(self, given: str, text: str) -> dict[str, Any] | None:
-        """Returns a text, and what fills its gaps, by a model's ``<extra_id_0> WORDS <extra_…``."""
+    def _filled(self, prompt: str, text: str) -> dict[str, Any] | None:
+        """Return a text, and what fills its gaps, by a model's ``<extra_id_0> WORDS <extra_…``."""
         _, *named = SENTINEL.split(text)
-        found = {int(number): words.strip() for number, words in zip(named[::2], named[1::2])}  # noqa: B905
-        gaps = GAP.findall(given)
-        fills = [found.get(number, "") for number in range(len(gaps))]
+        words_by_gap = {
+            int(number): words.strip()
+            for number, words in zip(named[::2], named[1::2])  # noqa: B905
+        }
+        gaps = GAP.findall(prompt)
+        fills = [words_by_gap.get(number, "") for number in range(len(gaps))]
         if not all(fills):
             return None
-        between = GAP.split(given)
+        between = GAP.split(prompt)
         whole = "".join(a + b for a, b in zip(between, [*fills, ""], strict=True))
-        return {"prompt": given, "fills": fills, self.text_column: whole}
+        return {"prompt": prompt, "fills": fills, self.text_column: whole}
 
 
 def _whole(text: str) -> Example:

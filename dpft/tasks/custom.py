@@ -138,23 +138,23 @@ class CustomFields(OwnRows):
     def _form(self) -> frozenset[str] | None:
         """As ``form_of``, of the fields that say under which key they are given."""
         fields = type(self).model_fields.items()
-        return form_of({each.alias or name: getattr(self, name) for name, each in fields})
+        return form_of({field.alias or name: getattr(self, name) for name, field in fields})
 
 
 def form_of(values: Mapping[str, Any]) -> frozenset[str] | None:
-    """Returns the form that the given keys choose; None where none is given.
+    """Return the form that the given keys choose, or None if no key is given.
 
     Raises:
         InputError: They are keys of several forms, or a part of one's.
     """
-    given = frozenset(key for key in FORM_KEYS if values.get(key) is not None)
-    if not given:
+    given_keys = frozenset(key for key in FORM_KEYS if values.get(key) is not None)
+    if not given_keys:
         return None
     for form in (TEMPLATES, PLAIN, CHAT, LABELS):
         # with templates, the label's column is one that only some words may stand in
-        if given in (form, form | {"label"} if form is TEMPLATES else form):
+        if given_keys in (form, form | {"label"} if form is TEMPLATES else form):
             return form
-    names = " and ".join(f"task.{key}" for key in FORM_KEYS if key in given)
+    names = " and ".join(f"task.{key}" for key in FORM_KEYS if key in given_keys)
     raise InputError(f"task=custom needs exactly one of {FORMS}, got {names}.")
 
 
@@ -212,8 +212,8 @@ class CustomLabels(CustomFields, ClassificationTask):
     def prediction(self, text: str) -> float:
         """See ``LabelTask.prediction``."""
         name = text.strip()
-        known = name in self.labels
-        return float(self.labels.index(name)) if known else super().prediction(text)
+        is_label = name in self.labels
+        return float(self.labels.index(name)) if is_label else super().prediction(text)
 
     @property
     def _label(self) -> str:
@@ -328,8 +328,11 @@ class CustomTexts(CustomFields, TextTask):
         written = self._target.read(text)
         if written is None or self._target.is_blank(written) or not self.has_label(written):
             return None
-        given = {column: row[column] for column in self.prompt_columns}
-        return {self._in_file(column): value for column, value in (given | written | given).items()}
+        prompt_values = {column: row[column] for column in self.prompt_columns}
+        return {
+            self._in_file(column): value
+            for column, value in (prompt_values | written | prompt_values).items()
+        }
 
     def has_label(self, row: Mapping[str, Any]) -> bool:
         """Returns whether what stands in the label's column is one of ``task.labels``.
@@ -416,7 +419,7 @@ class ChatExample(Example):
         An example without one of the two is returned as it is.
         """
         system = self.messages[0]
-        place = next((at for at, each in enumerate(self.messages) if each.role == USER), None)
+        place = next((at for at, message in enumerate(self.messages) if message.role == USER), None)
         if system.role not in (SYSTEM, "developer") or place is None:
             return self
         first = self.messages[place]
@@ -482,18 +485,20 @@ class CustomChats(CustomFields, TextTask):
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> ChatExample:
         """See ``Task.canary``."""
-        said = [
+        conversation = [
             {"role": USER, "content": " ".join(read)},
             {"role": ASSISTANT, "content": " ".join(learned)},
         ]
         if self.completion_column is None:
-            return self.examples({self.columns[0]: said})[0]
-        return self.examples({self.columns[0]: said[:1], self.completion_column: said[1:]})[0]
+            return self.examples({self.columns[0]: conversation})[0]
+        return self.examples(
+            {self.columns[0]: conversation[:1], self.completion_column: conversation[1:]}
+        )[0]
 
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
-        """Returns the conversation with the text as the assistant's answer."""
-        given = zip(row[self.columns[0]], self._asked(row), strict=False)
-        asked = [_in_form_of(form, message) for form, message in given]
+        """Return the conversation with the text as the assistant's answer."""
+        pairs = zip(row[self.columns[0]], self._asked(row), strict=False)
+        asked = [_in_form_of(form, message) for form, message in pairs]
         answer = {"role": ASSISTANT, "content": text}
         if "role" not in asked[0]:
             answer = {"from": "gpt", "value": text}
@@ -526,7 +531,7 @@ class CustomChats(CustomFields, TextTask):
                 " holds no lists, .jsonl and .parquet do."
             )
         try:
-            return [_message(each) for each in value]
+            return [_message(item) for item in value]
         except InputError as error:
             raise InputError(f"{self._what(column)} {error}") from None
 
@@ -542,16 +547,16 @@ def is_day(text: str) -> bool:
         return False
 
 
-def _in_form_of(given: Mapping[str, Any], message: Message) -> dict[str, Any]:
-    """Return a message as {from, value} if ``given`` has this form, else as {role, content}."""
-    if given.get("role"):
+def _in_form_of(original: Mapping[str, Any], message: Message) -> dict[str, Any]:
+    """Return a message as {from, value} if ``original`` has this form, else as {role, content}."""
+    if original.get("role"):
         return {
             "role": message.role,
             "content": message.content,
             **json.loads(message.more or "{}"),
         }
-    value = given.get("value")
-    return {"from": given["from"], "value": value if isinstance(value, str) else message.content}
+    value = original.get("value")
+    return {"from": original["from"], "value": value if isinstance(value, str) else message.content}
 
 
 def _shown(message: Message) -> str:

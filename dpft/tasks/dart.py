@@ -72,7 +72,7 @@ class DartTask(TextTask):
         return self.columns
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
-        """Returns one example for each text.
+        """Return one example for each text.
 
         An annotation without a text (the published test split has one: null) is an example
         without a target.
@@ -88,12 +88,12 @@ class DartTask(TextTask):
         annotations = objects_of(row["annotations"], "annotations")
         if not annotations:
             raise InputError("annotations must hold at least one object with a text.")
-        return tuple(replace(prompt, target=_target(each)) for each in annotations)
+        return tuple(replace(prompt, target=_target(annotation)) for annotation in annotations)
 
     def prompt(self, row: Mapping[str, Any]) -> Example:
         """See ``TextTask.prompt``."""
-        given = list_of(row["tripleset"], "tripleset", "triples")
-        split = [texts_of(each, "each triple") for each in given]
+        tripleset = list_of(row["tripleset"], "tripleset", "triples")
+        split = [texts_of(triple, "each triple") for triple in tripleset]
         if not split or any(len(triple) != PARTS for triple in split):
             raise InputError(
                 "tripleset must be a list of [subject, predicate, object], at least one."

@@ -128,7 +128,7 @@ class GlueTexts(GlueFields, SeqToSeqTask):
 
     def _check_fields(self) -> None:
         # The accuracy of the text is that of the class, and also there where labels are scores.
-        others = (each for each in self.metrics if each not in ("accuracy", "text_accuracy"))
+        others = (metric for metric in self.metrics if metric not in ("accuracy", "text_accuracy"))
         object.__setattr__(self, "metrics", ("text_accuracy", *others))
         super()._check_fields()
         self._check_labels()

@@ -78,8 +78,8 @@ class GlueMixture(SeqToSeqTask):
         if part == TRAIN:
             limit = self.mixture_limit
             return [Member(task=self._member(name), part=TRAIN, limit=limit) for name in self.tasks]
-        name, _, own = part.partition("_")
-        return (Member(task=self._member(name), part=own),)
+        name, _, member_part = part.partition("_")
+        return (Member(task=self._member(name), part=member_part),)
 
     def examples(self, row: Mapping[str, Any]) -> Sequence[Example]:
         """See ``Task.examples``; never asked: each task makes its own."""

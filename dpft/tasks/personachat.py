@@ -134,9 +134,9 @@ def _turns(value: Any) -> list[tuple[str, str]]:
 
 
 def _texts(value: Any, column: str) -> Sequence[str]:
-    """Returns a column's texts, in none of which a special token is spelled.
+    """Return a column's texts, in none of which a special token is spelled.
 
     A blank breaks one that is: a record's words must not change who speaks.
     """
-    found = (text.strip() for text in texts_of(value, column))
-    return [_SPELLED.sub(lambda match: f"< {match[0][1:]}", text) for text in found]
+    stripped = (text.strip() for text in texts_of(value, column))
+    return [_SPELLED.sub(lambda match: f"< {match[0][1:]}", text) for text in stripped]

@@ -61,7 +61,7 @@ class Template:
 
     @classmethod
     def parse(cls, text: str, *, texts: int, key: str = "task.template") -> "Template":
-        """Returns the template that ``text`` spells.
+        """Return the template that ``text`` spells.
 
         Blanks belong to what follows them, as byte-level tokenizers have it; a blank at the end
         is dropped.
@@ -78,8 +78,8 @@ class Template:
         pieces = _PLACES.split(text)
         for place in pieces[1::2]:
             if place not in (*fields, MASK):
-                known = " and ".join((*fields, MASK))
-                raise InputError(f"{key} may name {known}, got the unknown field {place}.")
+                names = " and ".join((*fields, MASK))
+                raise InputError(f"{key} may name {names}, got the unknown field {place}.")
         for place in (*fields, MASK):
             if pieces[1::2].count(place) != 1:
                 raise InputError(
@@ -208,13 +208,13 @@ class ColumnTemplate:
         return not any(self._value(row, column).strip() for column in self.columns)
 
     def read(self, text: str) -> dict[str, str] | None:
-        """Returns the columns that, filled in, give the text; None where there are none.
+        """Return the columns that, filled in, give the text, or None if there are no such columns.
 
         Blanks around the text do not count. Where several divisions fit, earlier columns are short.
         """
-        found = self._pattern.fullmatch(text.strip())
+        match = self._pattern.fullmatch(text.strip())
         names = dict.fromkeys(self.columns)
-        return found and dict(zip(names, found.groups(), strict=True))
+        return match and dict(zip(names, match.groups(), strict=True))
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -288,22 +288,22 @@ def text_of(value: Any, what: str) -> str:
 
 
 def texts_of(value: Any, what: str) -> tuple[str, ...]:
-    """Returns the texts of a list.
+    """Return the texts of a list.
 
     Raises:
         InputError: It is no list, or one of its values is no text.
     """
-    return tuple(text_of(each, f"each value of {what}") for each in list_of(value, what, "texts"))
+    return tuple(text_of(item, f"each value of {what}") for item in list_of(value, what, "texts"))
 
 
 def objects_of(value: Any, what: str) -> tuple[Mapping[str, Any], ...]:
-    """Returns the objects of a list.
+    """Return the objects of a list.
 
     Raises:
         InputError: It is no list, or one of its values is no object.
     """
     values = list_of(value, what, "objects")
-    if not all(isinstance(each, Mapping) for each in values):
+    if not all(isinstance(item, Mapping) for item in values):
         raise InputError(f"{what} must be a list of objects.")
     return tuple(values)
 

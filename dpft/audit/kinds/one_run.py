@@ -68,30 +68,30 @@ class OneRunAudit(Audit):
         return finding(canaries, self.views(run, canaries), settings)
 
     def views(self, run: AuditedRun, canaries: Sequence[Canary]) -> "list[View]":
-        """Returns the scores of the canaries by each kind of attacker."""
+        """Return the scores of the canaries by each kind of attacker."""
         from dpft.audit.one_run import View
 
         gains = self.black_box_scores(run, canaries)
-        found = [View(name="black box", threat_model=BLACK_BOX, scores=gains)]
+        views = [View(name="black box", threat_model=BLACK_BOX, scores=gains)]
         if not (self.white_box and run.config.audit.white_box):
-            return found
+            return views
         from dpft.runs.white_box import differences, read_white_box, sums
         from dpft.training.checkpoint import find_resume_point
 
         steps = find_resume_point(run.folder).checkpoint.step
         scores = read_white_box(run.folder, canaries=len(canaries), steps=steps)
-        found.append(
+        views.append(
             View(name="white box", threat_model=WHITE_BOX, scores=sums(scores), independent=True)
         )
         if steps > 1:
-            found.append(
+            views.append(
                 View(
                     name="white box, steps against each other",
                     threat_model=f"{WHITE_BOX}; it looks for noise that was used twice",
                     scores=differences(scores),
                 )
             )
-        return found
+        return views
 
     def black_box_scores(self, run: AuditedRun, canaries: Sequence[Canary]) -> list[float]:
         """Returns by how much training raised the log-likelihood of each canary."""

@@ -64,13 +64,13 @@ def _answer(name: str, mechanism: Mechanism, options: tuple[tuple[str, Any], ...
 
 
 def headline_order(accountant: str) -> tuple[str, ...]:
-    """Returns ``accountant``, then the others in the order they may replace it.
+    """Return ``accountant``, then the others in the order in which they may replace it.
 
     Raises:
         InputError: No such accountant may lead (gdp is an estimate).
     """
     if accountant not in LEADING_ACCOUNTANTS:
-        known = ", ".join(LEADING_ACCOUNTANTS)
+        choices = ", ".join(LEADING_ACCOUNTANTS)
         why = "; gdp is an estimate and is only shown beside them" if accountant == "gdp" else ""
-        raise InputError(f"privacy.accountant must be one of {known}, got {accountant!r}{why}.")
+        raise InputError(f"privacy.accountant must be one of {choices}, got {accountant!r}{why}.")
     return (accountant, *(name for name in LEADING_ACCOUNTANTS if name != accountant))

@@ -257,14 +257,11 @@ class _Calibrator:
         return replace(self._mechanism, noise_multiplier=noise_multiplier)
 
     def _confirm(self, name: str, noise_multiplier: float) -> Calibration:
-        """Returns the calibration as a report will show it."""
+        """Return the calibration as a report will show it, after checking its bound."""
         report = account(self._at(noise_multiplier), accountant=name)
-        if report.accountant != name or not self._is_met(report.epsilon, name):
+        is_close = name == "rdp" or report.epsilon >= self._eps - TOLERANCE
+        if report.accountant != name or not (report.epsilon <= self._eps and is_close):
             raise AccountantError("its bound is refused at the noise it asks for")
         exact = name == "prv" and self._mechanism.accounted_rate == 1
         grid = prv.EXACT if exact else _GRIDS[name]
         return Calibration(accountant=name, epsilon=report.epsilon, grid=grid)
-
-    def _is_met(self, epsilon: float, name: str) -> bool:
-        close = name == "rdp" or epsilon >= self._eps - TOLERANCE
-        return epsilon <= self._eps and close

@@ -137,17 +137,17 @@ class EpsilonSoFar:
         self._plan, self._curve = plan, curve
 
     def __call__(self, steps: int) -> SpentEpsilon:
-        """Returns the bound after ``steps`` steps; 0 before the first."""
+        """Return the bound after ``steps`` steps; 0 before the first."""
         if steps == 0:
             return SpentEpsilon(epsilon=0.0, accountant="rdp")
-        found = self._curve.after(steps)
-        if found is None:
+        spent = self._curve.after(steps)
+        if spent is None:
             bound = _rdp_bound(self._plan.cost((steps,)))
-            found = SpentEpsilon(epsilon=bound, accountant="rdp")
+            spent = SpentEpsilon(epsilon=bound, accountant="rdp")
         whole = self._plan.calibration
-        if whole is None or steps > self._plan.steps or whole.epsilon >= found.epsilon:
-            return found
-        return replace(found, epsilon=whole.epsilon, accountant=whole.accountant)
+        if whole is None or steps > self._plan.steps or whole.epsilon >= spent.epsilon:
+            return spent
+        return replace(spent, epsilon=whole.epsilon, accountant=whole.accountant)
 
 
 def _rdp_bound(mechanism: Mechanism) -> float:
@@ -211,15 +211,17 @@ def step_grid(steps: int) -> list[int]:
 
 
 def failures(reports: Iterable[AccountingReport]) -> list[Failure]:
-    """Returns which accountants gave no bound at which of the points, and why.
+    """Return which accountants gave no bound at which of the points, and why.
 
     Numbers in a reason that grow with the steps are those of the first of them.
     """
-    found: dict[str, Failure] = {}
+    failures_by_name: dict[str, Failure] = {}
     for report in reports:
         for name, answer in report.epsilons.items():
             if not isinstance(answer, NoAnswer):
                 continue
-            first = found.get(name, Failure(accountant=name, reason=answer.error, steps=()))
-            found[name] = replace(first, steps=(*first.steps, report.mechanism.steps))
-    return list(found.values())
+            first = failures_by_name.get(
+                name, Failure(accountant=name, reason=answer.error, steps=())
+            )
+            failures_by_name[name] = replace(first, steps=(*first.steps, report.mechanism.steps))
+    return list(failures_by_name.values())

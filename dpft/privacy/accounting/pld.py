@@ -76,7 +76,7 @@ def epsilon(mechanism: Mechanism, interval: float = INTERVAL) -> Epsilon:
 def deltas(
     mechanism: Mechanism, epsilons: Sequence[float], interval: float = INTERVAL
 ) -> list[float]:
-    """Returns the PLD upper bound of delta at each epsilon, for add-or-remove-one neighbors.
+    """Return the PLD upper bound of delta at each epsilon, for add-or-remove-one neighbors.
 
     Args:
         mechanism: What to account for; its own ``delta`` plays no part.
@@ -87,8 +87,8 @@ def deltas(
         What float64 rounding can take from a bound is added to it (``rounding_slack``).
     """
     slack = rounding_slack(mechanism.steps, sys.float_info.epsilon)
-    found = _composed(mechanism, interval).get_delta_for_epsilon(list(epsilons))
-    return [min(1.0, max(0.0, float(delta)) + slack) for delta in found]
+    bounds = _composed(mechanism, interval).get_delta_for_epsilon(list(epsilons))
+    return [min(1.0, max(0.0, float(bound)) + slack) for bound in bounds]
 
 
 @lru_cache(maxsize=4)
@@ -112,7 +112,7 @@ def _points(one: "PrivacyLossDistribution", steps: int) -> int:
 
     # The library makes the masses of a distribution public nowhere.
     masses = [pmf.to_dense_pmf()._probs for pmf in (one._pmf_remove, one._pmf_add)]
-    bounds = [common.compute_self_convolve_bounds(each, steps, TAIL_MASS) for each in masses]
+    bounds = [common.compute_self_convolve_bounds(mass, steps, TAIL_MASS) for mass in masses]
     return max(int(upper - lower) for lower, upper in bounds)
 
 

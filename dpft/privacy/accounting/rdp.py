@@ -52,10 +52,10 @@ def curve(mechanism: SampledGaussian) -> "NDArray[np.float64]":
 
 @lru_cache(maxsize=256)
 def _one_step(noise_multiplier: float, rate: float) -> "NDArray[np.float64]":
-    """Returns the divergences of one step, kept: a run asks for them again and again.
+    """Return the divergences of one step, cached because a run asks for them again and again.
 
-    A divergence grows with its order. So where rounding is all that is left of one, that of the
-    next whole order, which loses no digits, stands in: a bound is never lost to rounding.
+    A divergence grows with its order. So if rounding is all that is left of one, that of the next
+    whole order, which loses no digits, replaces it: a bound is never lost to rounding.
     """
     import numpy as np
 
@@ -66,9 +66,9 @@ def _one_step(noise_multiplier: float, rate: float) -> "NDArray[np.float64]":
     above = whole[np.searchsorted(wholes, orders)]
     is_whole = wholes[np.searchsorted(wholes, orders)] == orders
     between = _at_broken_orders(noise_multiplier, rate, orders[~is_whole])
-    found = above.copy()
-    found[~is_whole] = np.where(between > _LOST_TO_ROUNDING, between, above[~is_whole])
-    return found
+    divergences = above.copy()
+    divergences[~is_whole] = np.where(between > _LOST_TO_ROUNDING, between, above[~is_whole])
+    return divergences
 
 
 _LOST_TO_ROUNDING = 1e-12

@@ -119,7 +119,7 @@ def selection_epsilon(trials: Iterable[SampledGaussian], count: TrialCount) -> E
 def calibrate_trials(
     trials: Iterable[SampledGaussian], *, eps: float, count: TrialCount
 ) -> tuple[list[float], Calibration]:
-    """Returns the noise multiplier of every setting with which the whole search is within ``eps``.
+    """Return the noise multiplier of every setting with which the whole search is within ``eps``.
 
     Each setting's own noise is searched for, so that long runs or large batches get more of it;
     where the curves cross, all are raised until their maximum is within ``eps`` too. A search
@@ -138,7 +138,13 @@ def calibrate_trials(
         InputError: No noise gives ``eps``.
     """
     shapes = [replace(trial, noise_multiplier=1.0) for trial in trials]
-    noise = {shape: _guess(shape, eps) for shape in shapes}
+    # A first guess: a trial's own cost is about a third of the budget.
+    noise = {
+        shape: gdp.noise_multiplier(
+            eps=eps / 3, delta=shape.delta, sample_rate=shape.sample_rate, steps=shape.steps
+        )
+        for shape in shapes
+    }
     target = eps
     try:
         for _ in range(ROUNDS):
@@ -156,13 +162,6 @@ def calibrate_trials(
             f"privacy.eps={eps:g} is out of reach of a search with tune.eta={count.eta:g} and"
             f" tune.gamma={count.gamma:g} ({error}); raise any of eps, delta and gamma."
         ) from error
-
-
-def _guess(shape: SampledGaussian, eps: float) -> float:
-    """Returns a first guess at the noise: a trial's own cost is about a third of the budget."""
-    return gdp.noise_multiplier(
-        eps=eps / 3, delta=shape.delta, sample_rate=shape.sample_rate, steps=shape.steps
-    )
 
 
 def _noise_of(shape: SampledGaussian, eps: float, count: TrialCount, start: float) -> float:
@@ -218,7 +217,7 @@ def draw_count(count: TrialCount, stream: UniformStream) -> int:
 def draw_settings(
     space: Mapping[str, Sequence[Any]], number: int, stream: UniformStream
 ) -> list[dict[str, Any]]:
-    """Returns the settings of ``number`` trials, each value drawn uniformly on its own.
+    """Return the settings of ``number`` trials, each value drawn uniformly and independently.
 
     Args:
         space: Key to the values it may have, at least one.
@@ -226,7 +225,7 @@ def draw_settings(
         stream: Where randomness comes from.
     """
     return [
-        {key: values[_index(len(values), stream)] for key, values in space.items()}
+        {key: values[int(float(stream.draw(1)[0]) * len(values))] for key, values in space.items()}
         for _ in range(number)
     ]
 
@@ -237,7 +236,3 @@ def _uniform(stream: UniformStream) -> Decimal:
     for word in stream.draw(_WORDS):
         bits = (bits << 53) | int(float(word) * 2**53)
     return _DIGITS.divide(Decimal(bits), Decimal(2 ** (53 * _WORDS)))
-
-
-def _index(size: int, stream: UniformStream) -> int:
-    return int(float(stream.draw(1)[0]) * size)

@@ -166,7 +166,7 @@ class Assignment:
         if calls is None:
             # The self-check did not run its forward, so it could not verify a rule. If records do,
             # the parameters get ordinary gradients, and the micro-batch runs by engine rows.
-            return _has_forward(module)
+            return type(module).forward is not nn.Module.forward
         if not calls.is_uniform:
             return False
         if rule is not None and calls.axis in (0, 1):
@@ -271,7 +271,3 @@ def _chain(path: str) -> list[str]:
     """Return a path and the paths of the modules around it, innermost first."""
     parts = path.split(".") if path else []
     return [".".join(parts[:k]) for k in range(len(parts), -1, -1)]
-
-
-def _has_forward(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward

@@ -222,10 +222,10 @@ class Rows(Engine):
         Raises:
             InputError: As ``losses``.
         """
-        each = micro_batch.rows // micro_batch.units
-        starts = range(0, micro_batch.rows, each)
-        parts = [take_rows(micro_batch.batch, slice(at, at + each)) for at in starts]
-        return self.run_units(parts, style, each)
+        rows_per_unit = micro_batch.rows // micro_batch.units
+        starts = range(0, micro_batch.rows, rows_per_unit)
+        parts = [take_rows(micro_batch.batch, slice(at, at + rows_per_unit)) for at in starts]
+        return self.run_units(parts, style, rows_per_unit)
 
     @property
     def has_sums(self) -> bool:
@@ -313,10 +313,10 @@ class Rows(Engine):
             scale = factor / self.loss_scale
             names = [name for name in grads if self._groups[name] == group]
             first = [grads[name] for name in names if name not in sums]
-            known = [name for name in names if name in sums]
-            if known:
+            summed = [name for name in names if name in sums]
+            if summed:
                 torch._foreach_add_(
-                    [sums[name] for name in known], [grads[name] for name in known], alpha=scale
+                    [sums[name] for name in summed], [grads[name] for name in summed], alpha=scale
                 )
             if first:
                 torch._foreach_mul_(first, scale)

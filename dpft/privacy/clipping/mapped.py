@@ -100,10 +100,10 @@ class MappedForward:
         last_structure: list[Any] = []
 
         def run_row(weights: dict[str, Tensor], *parts: Tensor) -> list[Tensor]:
-            given = list(flat)
+            row_leaves = list(flat)
             for (k, axis), part in zip(axes.items(), parts, strict=True):
-                given[k] = part.unsqueeze(axis)
-            row_args, row_kwargs = tree_unflatten(given, spec)
+                row_leaves[k] = part.unsqueeze(axis)
+            row_args, row_kwargs = tree_unflatten(row_leaves, spec)
             replaced = {
                 f"module.{path}": weights[site.names[attribute]]
                 for path, (site, attribute) in self._weights.items()
@@ -113,18 +113,20 @@ class MappedForward:
                 outputs = functional_call(
                     self._body, replaced, row_args, dict(row_kwargs), tie_weights=False
                 )
-            found, out_spec = tree_flatten_with_path(outputs)
-            tensors = {k: leaf for k, (_, leaf) in enumerate(found) if isinstance(leaf, Tensor)}
-            last_structure[:] = [out_spec, found, list(tensors)]
+            output_leaves, out_spec = tree_flatten_with_path(outputs)
+            tensors = {
+                k: leaf for k, (_, leaf) in enumerate(output_leaves) if isinstance(leaf, Tensor)
+            }
+            last_structure[:] = [out_spec, output_leaves, list(tensors)]
             return list(tensors.values())
 
         stacked = self._mapped(
             run_row, rows, [flat[k].movedim(axis, 0) for k, axis in axes.items()]
         )
-        out_spec, found, places = last_structure
-        joined = [leaf for _, leaf in found]
+        out_spec, output_leaves, places = last_structure
+        joined = [leaf for _, leaf in output_leaves]
         for k, value in zip(places, stacked, strict=True):
-            axis = self._outputs.get(keystr(found[k][0])) or 0
+            axis = self._outputs.get(keystr(output_leaves[k][0])) or 0
             if value.dim() < axis + 2 or value.shape[axis + 1] != 1:
                 raise self._error(f"returned shape {tuple(value.shape[1:])} for one row")
             joined[k] = value.squeeze(axis + 1).movedim(0, axis)

@@ -72,8 +72,8 @@ def check_engine_name(name: str) -> None:
         InputError: No engine has this name.
     """
     if name != "auto" and name not in ENGINE_NAMES:
-        known = ", ".join(ENGINE_NAMES)
-        raise InputError(f"`engine` must be one of auto, {known}, got {name!r}.")
+        names = ", ".join(ENGINE_NAMES)
+        raise InputError(f"`engine` must be one of auto, {names}, got {name!r}.")
 
 
 def check_style_name(name: str) -> None:
@@ -83,8 +83,8 @@ def check_style_name(name: str) -> None:
         InputError: No style has this name.
     """
     if name not in STYLE_NAMES:
-        known = ", ".join(STYLE_NAMES)
-        raise InputError(f"`clipping` must be one of {known}, got {name!r}.")
+        names = ", ".join(STYLE_NAMES)
+        raise InputError(f"`clipping` must be one of {names}, got {name!r}.")
 
 
 def check_max_grad_norm(max_grad_norm: float) -> None:

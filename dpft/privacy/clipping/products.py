@@ -299,8 +299,11 @@ class Lookup:
         """Return the gradients, shape (u, count, d), float32 or float64."""
         values = widened(self.values)
         u, _, d = values.shape
+        # Each pair of unit and row has a slot of its own.
+        units = torch.arange(u, device=self.ids.device)
+        slots = self.ids + units.unsqueeze(1) * self.count
         sums = values.new_zeros(u * self.count, d)
-        return sums.index_add_(0, self._slots().flatten(), values.flatten(0, 1)).view(u, -1, d)
+        return sums.index_add_(0, slots.flatten(), values.flatten(0, 1)).view(u, -1, d)
 
     def weighted_sum(self, factors: Tensor, total: Tensor | None = None) -> Tensor:
         """Return the sum over i of factors[i] gradient[i], shape (count, d).
@@ -330,11 +333,6 @@ class Lookup:
         """Return several uses of one weight as one, with their positions side by side."""
         ids, values = _joined([use.ids for use in uses]), _joined([use.values for use in uses])
         return cls(ids, values, uses[0].count)
-
-    def _slots(self) -> Tensor:
-        """Return a number for each pair of unit and row, shape (u, t)."""
-        units = torch.arange(len(self.ids), device=self.ids.device)
-        return self.ids + units.unsqueeze(1) * self.count
 
     def norms(self) -> Norms:
         """Return the norms, shape (u,)."""
@@ -393,10 +391,10 @@ def outer_norms(uses: Sequence[Outer]) -> Norms:
     count = max(1, _numbers_at_a_time(uses[0].left.device) // max(1, u * t * t))
     parts, order = [], []
     for indices in partitions.values():
-        known: dict[Identity, Tensor] = {}
+        grams: dict[Identity, Tensor] = {}
         for start in range(0, len(indices), count):
             chunk = indices[start : start + count]
-            norms, known = _outer_norms([uses[index] for index in chunk], known)
+            norms, grams = _outer_norms([uses[index] for index in chunk], grams)
             parts.append(norms)
             order += chunk
     if len(parts) == 1:
@@ -539,19 +537,19 @@ def _identity(values: Tensor) -> Identity:
 
 
 def _outer_norms(
-    uses: list[Outer], known: dict[Identity, Tensor]
+    uses: list[Outer], grams: dict[Identity, Tensor]
 ) -> tuple[Norms, dict[Identity, Tensor]]:
     """Return the norms of uses of one precision, (k, u), and the Gram matrices of their inputs.
 
     Args:
         uses: Uses of the same u and t.
-        known: Gram matrices of inputs that were computed before.
+        grams: Gram matrices of inputs that were computed before.
     """
     u, t = uses[0].left.shape[:2]
     keys = [_identity(use.right) for use in uses]
-    new = {key: use.right for key, use in zip(keys, uses, strict=True) if key not in known}
+    new = {key: use.right for key, use in zip(keys, uses, strict=True) if key not in grams}
     computed = dict(zip(new, _grams(list(new.values())), strict=True))
-    of_inputs = {key: computed[key] if key in computed else known[key] for key in keys}
+    of_inputs = {key: computed[key] if key in computed else grams[key] for key in keys}
     left = _stacked(_grams([use.left for use in uses]))
     right = _stacked([of_inputs[key] for key in keys])
     first, device = uses[0], left.device
@@ -653,15 +651,17 @@ def weighted_sums(uses: Sequence[Outer], factors: Tensor) -> Iterator[tuple[int,
     Yields:
         Index, and the sum, shape (p, d), float32 or float64.
     """
-    known: dict[torch.dtype, Tensor] = {}
+    rounded_factors: dict[torch.dtype, Tensor] = {}
     for chunk in _alike(uses):
         first = uses[chunk[0]]
         dtype = _wide_dtype(first.left, first.right)
-        if dtype not in known:
-            known[dtype] = rounded_down(factors, dtype).view(-1, 1, 1)
+        if dtype not in rounded_factors:
+            rounded_factors[dtype] = rounded_down(factors, dtype).view(-1, 1, 1)
         left = _stacked([uses[index].left for index in chunk])
         right = _stacked([uses[index].right for index in chunk])
-        yield from zip(chunk, _contracted(left, right, known[dtype]).unbind(0), strict=True)
+        yield from zip(
+            chunk, _contracted(left, right, rounded_factors[dtype]).unbind(0), strict=True
+        )
 
 
 def _contracted(left: Tensor, right: Tensor, factors: Tensor) -> Tensor:

@@ -105,8 +105,8 @@ class Recorder:
     def cast(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a layer's inputs in another dtype; layers that share inputs share the cast."""
         if self._last_cast is not None:
-            known, version, has_graph, cast = self._last_cast
-            is_same = known is inputs and version == inputs._version
+            last_inputs, version, has_graph, cast = self._last_cast
+            is_same = last_inputs is inputs and version == inputs._version
             if is_same and has_graph == torch.is_grad_enabled() and cast.dtype == dtype:
                 return cast
         cast = inputs.to(dtype)
@@ -153,8 +153,8 @@ class Recorder:
         self._add_formed(name, whole if whole.dtype not in HALF else whole.float())
 
     def _add_formed(self, name: str, gradients: Tensor) -> None:
-        known = self._formed.get(name)
-        self._formed[name] = gradients if known is None else known + gradients
+        earlier = self._formed.get(name)
+        self._formed[name] = gradients if earlier is None else earlier + gradients
 
     def _saw(self, dtype: torch.dtype) -> None:
         self.saw_half = self.saw_half or dtype in HALF
@@ -181,9 +181,9 @@ class Recorder:
             Shape (groups, u) each, float64. Infinite or NaN bounds mark units that overflowed.
         """
         self._settle()
-        found: list[tuple[Sequence[str], Norms]] = []
+        named_norms: list[tuple[Sequence[str], Norms]] = []
         for names, whole in self._joined:
-            found.append((names[:1], formed_norms(whole)))
+            named_norms.append((names[:1], formed_norms(whole)))
         lookups = self._lookup_norms()
         by_length: dict[int, list[str]] = defaultdict(list)
         for name, (use,) in self._outer.items():
@@ -194,11 +194,11 @@ class Recorder:
                 if name in lookups:  # A weight that is tied: the two uses have a cross term.
                     uses = self._outer[name][0], self._lookups[name][0]
                     tied = tied_norms(norms.of(k), lookups.pop(name), *uses)
-                    found += [(names[start:k], norms.of(slice(start, k))), ([name], tied)]
+                    named_norms += [(names[start:k], norms.of(slice(start, k))), ([name], tied)]
                     start = k + 1
-            found.append((names[start:], norms.of(slice(start, None))))
-        found += [([name], norms) for name, norms in lookups.items()]
-        return self._totals(found)
+            named_norms.append((names[start:], norms.of(slice(start, None))))
+        named_norms += [([name], norms) for name, norms in lookups.items()]
+        return self._totals(named_norms)
 
     def _lookup_norms(self) -> dict[str, Norms]:
         """Return the norms of look-ups; small ones of equal shape are processed together."""
@@ -206,23 +206,23 @@ class Recorder:
         for name, (use,) in self._lookups.items():
             is_small = use.values.numel() <= SMALL_OPERANDS
             by_shape[use.values.shape, use.values.dtype, "" if is_small else name].append(name)
-        found = {}
+        norms_by_name = {}
         for names in by_shape.values():
             norms = lookup_norms([self._lookups[name][0] for name in names])
-            found.update({name: norms.of(k) for k, name in enumerate(names)})
-        return found
+            norms_by_name.update({name: norms.of(k) for k, name in enumerate(names)})
+        return norms_by_name
 
-    def _totals(self, found: Sequence[tuple[Sequence[str], Norms]]) -> tuple[Tensor, Tensor]:
+    def _totals(self, named_norms: Sequence[tuple[Sequence[str], Norms]]) -> tuple[Tensor, Tensor]:
         """Return the sums of squares and bounds over the parameters of each group."""
-        if not found:
+        if not named_norms:
             nothing = torch.zeros(self._count, self.units, dtype=torch.float64, device=self._device)
             return nothing, nothing
-        fields = zip(*((n.square, n.error, n.rounding) for _, n in found), strict=True)
+        fields = zip(*((n.square, n.error, n.rounding) for _, n in named_norms), strict=True)
         norms = Norms(*(torch.cat([v.view(-1, self.units) for v in field]) for field in fields))
         squares, bounds = norms.square.clamp(min=0), norms.bounds()
         if self._count == 1:
             return squares.sum(0, keepdim=True), bounds.sum(0, keepdim=True)
-        groups = [self._groups[name] for names, _ in found for name in names]
+        groups = [self._groups[name] for names, _ in named_norms for name in names]
         index = torch.tensor(groups, device=squares.device)
         totals = squares.new_zeros(2, self._count, self.units)
         squares, bounds = totals.index_add_(1, index, torch.stack([squares, bounds])).unbind()

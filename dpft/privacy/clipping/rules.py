@@ -337,17 +337,17 @@ def scale(module: nn.Module, site: Site) -> Forward:
     """
 
     def forward(input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        own, middle = module._parameters, [1] * (input.dim() - 2)
-        held = {attribute: own[attribute] for attribute in site.names}
+        parameters, middle = module._parameters, [1] * (input.dim() - 2)
+        held = {attribute: parameters[attribute] for attribute in site.names}
         try:
             for attribute, vector in held.items():
                 assert vector is not None
-                own[attribute] = expanded(vector, len(input), attribute, site, middle)  # type: ignore[assignment]
+                parameters[attribute] = expanded(vector, len(input), attribute, site, middle)  # type: ignore[assignment]
             return type(module).forward(module, input, *args, **kwargs)
         except (RuntimeError, ValueError) as error:
             message = f"a {type(module).__name__} module does more than scale its input"
             raise UseError(message, list(site.names.values())) from error
         finally:
-            own.update(held)
+            parameters.update(held)
 
     return forward

@@ -131,10 +131,12 @@ def _block(device: torch.device) -> int:
 
 def _add_keeping_loss(bucket: Sequence[_Addition]) -> None:
     """Add each part to its total, and store the rounding error in the part (two-sum, exact)."""
-    highs, lows = [each.total for each in bucket], [each.part for each in bucket]
-    losts = [each.lost for each in bucket if each.lost is not None]
+    highs, lows = [addition.total for addition in bucket], [addition.part for addition in bucket]
+    losts = [addition.lost for addition in bucket if addition.lost is not None]
     if losts:
-        torch._foreach_add_([each.part for each in bucket if each.lost is not None], losts)
+        torch._foreach_add_(
+            [addition.part for addition in bucket if addition.lost is not None], losts
+        )
     added = torch._foreach_add(highs, lows)
     share = torch._foreach_sub(highs, added)
     torch._foreach_add_(lows, share)

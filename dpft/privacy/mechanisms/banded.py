@@ -168,19 +168,19 @@ def last_weights(weights: Sequence[float]) -> Target:
 
 
 def coefficients_for(target: Target, *, bands: int) -> tuple[float, ...]:
-    """Returns the coefficients of least error, by L-BFGS; of public numbers alone.
+    """Return the coefficients of least error, by L-BFGS; only public numbers enter.
 
-    It starts at those of the square root of the matrix of prefix sums, binom(2j, j) / 4^j
+    The search starts at those of the square root of the matrix of prefix sums, binom(2j, j) / 4^j
     (Henzinger and Upadhyay 2023, arXiv 2211.05006).
     """
     import numpy as np
     from scipy.optimize import minimize
 
     start = np.array([math.comb(2 * j, j) / 4**j for j in range(1, bands)])
-    found = start
+    free = start
     if bands > 1:
-        found = minimize(target.logarithm, start, jac=True, method="L-BFGS-B").x
-    column = [1.0, *map(float, found)]
+        free = minimize(target.logarithm, start, jac=True, method="L-BFGS-B").x
+    column = [1.0, *map(float, free)]
     norm = math.sqrt(math.fsum(c * c for c in column)) / (1 - MARGIN)
     return tuple(c / norm for c in column)
 
@@ -223,7 +223,7 @@ class BandedConfig(MechanismConfig):
         return self.replace(bands=mechanism.bands)
 
     def choose(self, numbers: Numbers) -> Mechanism:
-        """Returns the mechanism of the bands given, or of the fewest that leave little noise.
+        """Return the mechanism of the bands given, or of the fewest that leave little noise.
 
         Raises:
             InputError: There are more bands than N / B, so that a group had fewer units than a
@@ -235,7 +235,7 @@ class BandedConfig(MechanismConfig):
             return _banded(target, self.bands)
         tried = self.candidates(numbers)
         enough = NEAR_LEAST**2 * min(error for _, error in tried)
-        best, error = next(found for found in tried if found[1] <= enough)
+        best, error = next(candidate for candidate in tried if candidate[1] <= enough)
         logger.info(
             "mechanism.bands=%d: chosen of %s; by RDP, its noise in the weights of %s is %.2f of"
             " that of independent steps",
@@ -247,7 +247,7 @@ class BandedConfig(MechanismConfig):
         return best
 
     def candidates(self, numbers: Numbers) -> list[tuple[Banded, float]]:
-        """Returns the mechanism of each number of bands tried, and the variance of its noise.
+        """Return the mechanism of each number of bands tried, and the variance of its noise.
 
         Raises:
             InputError: There is no epsilon to calibrate to.
@@ -257,7 +257,7 @@ class BandedConfig(MechanismConfig):
                 "mechanism.bands=auto needs privacy.eps, got none: it compares numbers of bands at"
                 " one epsilon; give mechanism.bands=N."
             )
-        target, found, bands = self._target(numbers), [], 1
+        target, candidates, bands = self._target(numbers), [], 1
         most = min(numbers.num_examples / numbers.expected_batch_size, numbers.steps, MOST_BANDS)
         while bands <= most:
             mechanism = _banded(target, bands)
@@ -268,9 +268,9 @@ class BandedConfig(MechanismConfig):
                 steps=mechanism.compositions([numbers.steps]),
                 accountant="rdp",
             )
-            found.append((mechanism, noise**2 * target.error(mechanism.coefficients)))
+            candidates.append((mechanism, noise**2 * target.error(mechanism.coefficients)))
             bands *= 2
-        return found
+        return candidates
 
     def _target(self, numbers: Numbers) -> Target:
         if self.objective == "prefix":

@@ -43,7 +43,7 @@ class NoisyCounts(StrictModel):
     delta: Delta
     """The delta at which epsilon holds."""
     noise_multiplier: Positive = Field(
-        default_factory=lambda known: known["noise_std"] / known["l2_cap"]
+        default_factory=lambda fields: fields["noise_std"] / fields["l2_cap"]
     )
     """noise_std over l2_cap."""
     num_examples: AtLeastOne | None = None
@@ -55,11 +55,11 @@ class NoisyCounts(StrictModel):
         """Reject a number that does not follow from the others.
 
         Raises:
-            ValueError: It differs by more than rounding.
+            ValueError: The number differs by more than rounding.
         """
-        found = getattr(self, name)
-        if not math.isclose(found, expected, rel_tol=SLACK):
-            raise ValueError(f"its {name} must be {expected!r}, got {found!r}.")
+        value = getattr(self, name)
+        if not math.isclose(value, expected, rel_tol=SLACK):
+            raise ValueError(f"its {name} must be {expected!r}, got {value!r}.")
 
     def _check_fields(self) -> None:
         self.check_derived("noise_multiplier", self.noise_std / self.l2_cap)
@@ -81,7 +81,7 @@ class GaussianHistogram(NoisyCounts):
     """m: a unit moves one word's count by no more."""
     words_per_record: AtLeastOne
     """N: no more words of a record, or unit, are counted."""
-    threshold: NotNegative = Field(default_factory=lambda known: _threshold(**known))
+    threshold: NotNegative = Field(default_factory=lambda fields: _threshold(**fields))
     """A word is kept if its noisy count reaches it: m + std * Phi^-1(1 - delta / (2N))."""
 
     def _check_fields(self) -> None:
@@ -187,7 +187,7 @@ def noise_for_counts(*, eps: float, l2_cap: float, delta: float) -> float:
 def released(
     words: Sequence[str], counts: "NDArray[np.float64]", mechanism: GaussianHistogram, key: bytes
 ) -> list[tuple[str, int]]:
-    """Returns the words whose noisy count reaches the threshold, and these counts, rounded.
+    """Return the words whose noisy count reaches the threshold, and these counts, rounded.
 
     Args:
         words: Every word that any record has, each once.
@@ -209,9 +209,9 @@ def released(
     from dpft.privacy.noise import grid
 
     noisy = noisy_counts(counts, mechanism.noise_std, key)
-    kept = np.flatnonzero(noisy >= mechanism.threshold + grid(mechanism.noise_std)).tolist()
-    found = [(words[at], max(1, round(float(noisy[at])))) for at in kept]
-    return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+    places = np.flatnonzero(noisy >= mechanism.threshold + grid(mechanism.noise_std)).tolist()
+    kept_counts = [(words[at], max(1, round(float(noisy[at])))) for at in places]
+    return sorted(kept_counts, key=lambda pair: (-pair[1], pair[0]))
 
 
 def noisy_counts(

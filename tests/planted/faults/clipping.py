@@ -106,9 +106,9 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 RECORDER,
-                "            found.append((names[:1], formed_norms(whole)))\n",
+                "            named_norms.append((names[:1], formed_norms(whole)))\n",
                 """            if not any(name.endswith("bias") for name in names):
-                found.append((names[:1], formed_norms(whole)))
+                named_norms.append((names[:1], formed_norms(whole)))
 """,
             ),
         ),

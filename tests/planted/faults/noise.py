@@ -120,9 +120,9 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 NOISE,
-                "        target.copy_(_on_grid(own.mul_(noise_std).add_(target.to(own.device)),"
-                " spacing))\n",
-                "        noisy = own.mul_(noise_std).float().add_(target.to(own.device))\n"
+                "        target.copy_(_on_grid(gaussians.mul_(noise_std)"
+                ".add_(target.to(gaussians.device)), spacing))\n",
+                "        noisy = gaussians.mul_(noise_std).float().add_(target.to(gaussians.device))\n"
                 "        target.copy_(_on_grid(noisy, spacing))\n",
             ),
         ),

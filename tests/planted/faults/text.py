@@ -15,8 +15,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/data/encoding.py",
-                '    given = np.where(_flags(examples, "learns_prompt"), np.minimum(1, prompts)',
-                "    given = np.where(np.ones_like(is_empty), np.minimum(1, prompts)",
+                '    ignored_prompt = np.where(_flags(examples, "learns_prompt"), np.minimum(1, prompts)',
+                "    ignored_prompt = np.where(np.ones_like(is_empty), np.minimum(1, prompts)",
             ),
         ),
         tests=(GENERATION, LONG_PROMPT),
