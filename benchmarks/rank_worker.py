@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dpft.parallel.processes import current_ranks
-from dpft.runs import run as runs
+from dpft.runs import train as train_command
 from dpft.runs.api import TRAIN_COMMAND
 from dpft.training.listeners import PublicStep
 
@@ -67,13 +67,13 @@ def clocked(*_: Any) -> Iterator[tuple[Clock]]:
 def main() -> None:
     """Takes the steps of the run that the arguments describe."""
     logging.disable(logging.CRITICAL)
-    runs.tracked = clocked  # type: ignore[assignment]
+    train_command.tracked = clocked  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         composed = TRAIN_COMMAND.compose([*sys.argv[1:], "eval.enabled=false"], folder)
         command = TRAIN_COMMAND.load(composed.values, composed.words)
         try:
-            runs.run(command, folder)
+            train_command.train(command, folder)
         except InputEnded:
             return
 

@@ -1,7 +1,7 @@
 """Takes the steps of one run of ``dpft train``, one whenever it is told to, and times their parts.
 
 Speaks one JSON object a line, as ``benchmarks.worker``. The run is prepared and trained by the
-functions that the command calls; a listener of its steps waits between two of them. Times are the
+functions that the command calls, and it waits between two of its steps. Times are the
 processor's where steps are taken there, so that what else the machine does counts for little.
 """
 
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -20,13 +20,11 @@ import torch
 
 from benchmarks.worker import answer, peak_bytes
 from benchmarks.workload import WholeRun
-from dpft.files import hold_run
 from dpft.models.loading import quiet_transformers
 from dpft.runs.api import TRAIN_COMMAND
-from dpft.runs.folder import fresh_secrets
-from dpft.runs.prepared_run import Prepared, prepare, train
-from dpft.training import loop, session
-from dpft.training.listeners import PublicStep
+from dpft.runs.train import train_run
+from dpft.training import loop, training_run
+from dpft.training.training_run import TrainingRun
 
 WARM_UP_STEPS = 2
 """Steps before the timed ones; the clipper checks the first two micro-batches."""
@@ -41,9 +39,9 @@ class InputEnded(Exception):
 
 @dataclass
 class Turns:
-    """A listener that answers what each step took, and waits to be told to take the next one."""
+    """Answers what each step took, and waits to be told to take the next one."""
 
-    device: torch.device
+    device: torch.device = torch.device("cpu")
     seconds: dict[str, float] = field(default_factory=dict)
     """Of the step so far, by part."""
     records: int = 0
@@ -52,11 +50,12 @@ class Turns:
     _begun_on_the_clock: float = 0.0
     _warm_up: list[dict[str, Any]] = field(default_factory=list)
 
-    def begin(self, step: int) -> None:
-        """Starts the clock of the first step."""
+    def begin(self, device: torch.device) -> None:
+        """Start the clock of the first step."""
+        self.device = device
         self._start()
 
-    def after_step(self, public: PublicStep) -> None:
+    def after_step(self, step: int) -> None:
         """Answers what the step took and waits for the next line of input.
 
         Raises:
@@ -68,13 +67,13 @@ class Turns:
             "records": self.records,
             "parts": self.seconds,
         }
-        if public.step <= WARM_UP_STEPS:
+        if step <= WARM_UP_STEPS:
             self._warm_up.append(took)
         else:
             answer(**took)
-        if public.step == WARM_UP_STEPS:
+        if step == WARM_UP_STEPS:
             answer(warm_up=self._warm_up)
-        if public.step >= WARM_UP_STEPS and not sys.stdin.readline():
+        if step >= WARM_UP_STEPS and not sys.stdin.readline():
             raise InputEnded
         self._start()
 
@@ -113,38 +112,39 @@ def main() -> None:
         composed = TRAIN_COMMAND.compose([*run.words, "eval.enabled=false"], folder)
         command = TRAIN_COMMAND.load(composed.values, composed.words)
         config = command.settings()
-        prepared = prepare(config, fresh_secrets(config), None)
-        take_steps(prepared, folder)
-    answer(peak_bytes=peak_bytes(prepared.training_set.device.type))
-
-
-def take_steps(prepared: Prepared, folder: Path) -> None:
-    """Trains until nobody asks for another step."""
-    turns = Turns(device=prepared.training_set.device)
-    with hold_run(folder), parts_timed(turns):
-        try:
-            train(prepared, folder, listeners=(turns,))
-        except InputEnded:
-            return
+        turns = Turns()
+        with parts_timed(turns), suppress(InputEnded):
+            train_run(config, folder)
+    answer(peak_bytes=peak_bytes(turns.device.type))
 
 
 @contextmanager
 def parts_timed(turns: Turns) -> Iterator[None]:
     """Has the loop's micro-batches and their collation timed inside the block."""
-    accumulate, collate = loop.accumulate, loop.TrainingSet.micro_batches
-    save = session.save_checkpoint
+    train, accumulate, collate = loop.train, loop.accumulate, loop.TrainingSet.micro_batches
+    save, after_step = training_run.save_checkpoint, TrainingRun.after_step
 
     def counted(*args: Any, **kwargs: Any) -> None:
         turns.records += len(args[0])
         accumulate(*args, **kwargs)
 
+    def begun(state: Any, training_set: loop.TrainingSet, *given: Any) -> None:
+        turns.begin(training_set.device)
+        train(state, training_set, *given)
+
+    def ended(run: TrainingRun, *given: Any) -> None:
+        after_step(run, *given)
+        turns.after_step(given[-1].step)
+
+    loop.train, TrainingRun.after_step = begun, ended  # type: ignore[method-assign]
     loop.accumulate = turns.timed(MICRO_BATCHES, counted)
     loop.TrainingSet.micro_batches = turns.timed(COLLATION, collate)  # type: ignore[method-assign]
-    session.save_checkpoint = turns.timed(CHECKPOINT, save)
+    training_run.save_checkpoint = turns.timed(CHECKPOINT, save)
     try:
         yield
     finally:
-        loop.accumulate, session.save_checkpoint = accumulate, save
+        loop.train, TrainingRun.after_step = train, after_step  # type: ignore[method-assign]
+        loop.accumulate, training_run.save_checkpoint = accumulate, save
         loop.TrainingSet.micro_batches = collate  # type: ignore[method-assign]
 
 

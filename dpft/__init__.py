@@ -18,7 +18,7 @@ from dpft.errors import DpftError, InputError, RunError, StateError
 
 if TYPE_CHECKING:
     from dpft.runs.api import Generated, account, evaluate, generate, plan, train, tune
-    from dpft.runs.opened_run import Run, open_run
+    from dpft.runs.finished_run import Run, open_run
     from dpft.synthesis.command import Synthesized, synthesize
 
 __version__ = "0.3.0"
@@ -45,7 +45,7 @@ _MODULES = {
     **dict.fromkeys(
         ("Generated", "account", "evaluate", "generate", "plan", "train", "tune"), "dpft.runs.api"
     ),
-    **dict.fromkeys(("Run", "open_run"), "dpft.runs.opened_run"),
+    **dict.fromkeys(("Run", "open_run"), "dpft.runs.finished_run"),
     **dict.fromkeys(("Synthesized", "synthesize"), "dpft.synthesis.command"),
 }
 """The module that each name is imported from when it is first used."""

@@ -52,7 +52,6 @@ from dpft.reports.promises import Audited
 from dpft.reports.report import write_report
 from dpft.reports.terminal import Grid
 from dpft.runs.exit_codes import crash_kept
-from dpft.runs.folder import Fingerprint, kept_here, read_secrets
 from dpft.runs.guarantee import privacy_of
 from dpft.runs.held_out import (
     HELD_OUT,
@@ -62,6 +61,8 @@ from dpft.runs.held_out import (
     load_training_data,
     read_canaries,
 )
+from dpft.runs.interrupted_run import kept_here, read_secrets
+from dpft.runs.new_run import Fingerprint
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import fitted_to, prepare_model, trained_model_of_run, training_head
 from dpft.runs.training_records import encode_records

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from dpft.config.account import Output
+from dpft.config.answers import Output
 from dpft.config.schema import TrainConfig
 from dpft.config.section import ChosenBy, Section, by_name
 from dpft.data.canaries import Canary, make_canaries
@@ -92,7 +92,7 @@ def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list
         InputError: Their file is gone, or holds another number of them.
         StateError: They are not those of the run's key.
     """
-    from dpft.runs.folder import read_secrets
+    from dpft.runs.interrupted_run import read_secrets
 
     every = read_canaries(run.folder)
     canaries = [canary for canary in every if canary.kind == kind]

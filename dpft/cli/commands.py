@@ -11,12 +11,10 @@ record before the run has checked its configuration.
 ['what=tasks']
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,30 +27,13 @@ from dpft.config.composing import Composed, Words
 from dpft.config.help_text import command_help, composed_command
 from dpft.config.keys import AUTO, key_of, known_keys, quoted
 from dpft.config.load import config_directory, load
-from dpft.errors import InputError, RunError, note_records_read
+from dpft.errors import InputError
 from dpft.parallel.parallel_config import check_restarts
 from dpft.parallel.rank_environment import is_other_rank
-from dpft.runs.exit_codes import crash_kept, exit_code_of_job
-from dpft.strict_model import StrictModel
 
 if TYPE_CHECKING:
     from dpft.config.schema import EvaluateConfig, TrainCommand
     from dpft.evaluation.evaluate import Evaluation
-
-
-class Listing(StrictModel):
-    """What was asked for, each name with a line."""
-
-    tasks: Mapping[str, str] | None = None
-    """The tasks."""
-    models: Mapping[str, str] | None = None
-    """The models."""
-    methods: Mapping[str, str] | None = None
-    """The methods."""
-    recipes: Mapping[str, str] | None = None
-    """The recipes."""
-    metrics: Mapping[str, str] | None = None
-    """The metrics."""
 
 
 _job: ContextVar[Composed | None] = ContextVar("job", default=None)
@@ -113,10 +94,6 @@ class Subcommand:
     configuration: Callable[[DictConfig, Words], Any] | None = None
     """Makes of what was composed, and of the words, what is run; None: the composed values are."""
 
-    def run_job(self, config: DictConfig) -> int:
-        """Run the subcommand on one composed configuration and return its exit code."""
-        return exit_code_of_job(partial(self._run, config), withhold=self.reads_records)
-
     def load(self, config: DictConfig, words: Words) -> Any:
         """Returns what ``run`` is given."""
         if self.configuration is not None:
@@ -136,16 +113,6 @@ class Subcommand:
         folders = [config_directory(), *([] if own is None else [Path(own).absolute()])]
         return command_help(name, words, self.config, folders=folders)
 
-    def _run(self, config: DictConfig) -> None:
-        loaded = self.load(config, composed_job().words)
-        if not self.reads_records:
-            self.run(loaded)
-            return
-        if not self.reads_rows_alone:
-            note_records_read()
-        with crash_kept(run_folder()):
-            self.run(loaded)
-
 
 def subcommand(name: str) -> Subcommand:
     """Returns the subcommand of a name, what it needs imported now."""
@@ -160,6 +127,7 @@ def _train() -> Subcommand:
     from dpft.runs.configuring import checked_overrides, train_configuration
 
     def run(command: TrainCommand) -> None:
+        from dpft.runs.held_out import read_early
         from dpft.runs.run_plan import announce
         from dpft.runs.saved_run import saved_run
         from dpft.startup import LIBRARIES, READING, doing, shown_startup
@@ -182,16 +150,13 @@ def _train() -> Subcommand:
                     command.tracking.check()
                 if not is_other_rank():
                     check_writable(run_folder())
-            if command.resume is None:
-                from dpft.runs.held_out import read_early
-
-                early.enter_context(read_early(command))
+            rows = read_early(command) if command.resume is None else None
             doing(LIBRARIES)
-            from dpft.runs import run as runs
             from dpft.runs.ending import show_ending
+            from dpft.runs.train import train
 
             folder = _folder(command.resume)
-            runs.run(command, folder, write_request=write_hydra_record)
+            train(command, folder, rows=rows, write_request=write_hydra_record)
         if not is_other_rank():
             show_ending(folder, saved_run(str(folder)).task)
 
@@ -351,7 +316,7 @@ def _export() -> Subcommand:
     from dpft.config.schema import ExportConfig
 
     def run(config: ExportConfig) -> None:
-        from dpft.runs.opened_run import export
+        from dpft.runs.export import export
 
         export(config)
 
@@ -371,47 +336,29 @@ def _audit() -> Subcommand:
 
 def _report() -> Subcommand:
     from dpft.cli.report import expand, run
-    from dpft.config.account import ReportConfig
+    from dpft.config.report import ReportConfig
 
     return Subcommand(config=ReportConfig, run=run, expand=expand, takes_bare_words=True)
 
 
 def _list() -> Subcommand:
-    from dpft.config.composing import ListConfig, listed
-    from dpft.strict_model import as_json
-
-    def expand(overrides: list[str]) -> list[str]:
-        """Returns a first word that is no key, such as ``tasks``, as ``what=tasks``."""
-        return [word if "=" in word else f"what={word}" for word in overrides]
-
-    def run(config: ListConfig) -> None:
-        found = listed(config.what)
-        if config.output == "json":
-            listing = as_json(Listing(**{config.what: found}))
-            print(json.dumps(listing, indent=2, ensure_ascii=False))
-            return
-        width = max(map(len, found))
-        for name, line in found.items():
-            print(f"{name:<{width}}  {line}")
+    from dpft.config.listing import ListConfig
+    from dpft.runs.listing import expand, list_names
 
     return Subcommand(
-        config=ListConfig, run=run, expand=expand, reads_records=False, takes_bare_words=True
+        config=ListConfig,
+        run=list_names,
+        expand=expand,
+        reads_records=False,
+        takes_bare_words=True,
     )
 
 
 def _doctor() -> Subcommand:
-    from dpft.config.account import DoctorConfig
-    from dpft.reports.doctor import doctor_parts, examine
-    from dpft.reports.terminal import Answer, show_answer
+    from dpft.config.doctor import DoctorConfig
+    from dpft.runs.doctor import check_machine
 
-    def run(config: DoctorConfig) -> None:
-        """Print every check; raise RunError if something essential is missing."""
-        doctor = examine()
-        show_answer(Answer(table=doctor_parts(doctor), record=doctor), config.output)
-        if not doctor.can_train:
-            raise RunError("dpft cannot train here; install what is listed as missing above.")
-
-    return Subcommand(config=DoctorConfig, run=run, reads_records=False)
+    return Subcommand(config=DoctorConfig, run=check_machine, reads_records=False)
 
 
 def check_restarted(resume: str | None, *, takes_auto: bool = False) -> None:

@@ -10,7 +10,7 @@ import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
@@ -20,19 +20,19 @@ from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
 from dpft.cli import SHELL_COMPLETION
-from dpft.cli.commands import recorded_job
+from dpft.cli.commands import Subcommand, composed_job, recorded_job, run_folder
 from dpft.cli.commands import subcommand as subcommand_of
 from dpft.cli.jobs import (
     SweptJob,
+    exit_code_noted,
     in_task,
     launch_error,
     lost_process,
     remove_empty_folders,
-    run_noting_exit_code,
+    requeued_if_preempted,
     say_where_jobs_speak,
     sweep_folder,
     swept_jobs,
-    until_preempted,
 )
 from dpft.config.composing import (
     NOT_COMPOSED,
@@ -44,11 +44,11 @@ from dpft.config.composing import (
 )
 from dpft.config.keys import in_shell, known_keys, nearest_keys
 from dpft.config.load import config_directory
-from dpft.errors import InputError
+from dpft.errors import InputError, note_records_read
 from dpft.files import LEDGER, TUNING
 from dpft.parallel.parallel_config import refuse_several, world
 from dpft.parallel.rank_environment import is_other_rank
-from dpft.runs.exit_codes import exit_code_of_job
+from dpft.runs.exit_codes import Outcome, crash_kept, errors_reported
 
 NO_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ENAMETOOLONG)
 """What Hydra meets where the folder of a run cannot be made at its path."""
@@ -75,7 +75,7 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
     if is_other_rank():
         words = [*words, "hydra.run.dir=."]  # the folder is the first process's
     known = known_keys(subcommand.config)
-    return start_hydra(name, [*words, *flags], subcommand.run_job, known=known)
+    return start_hydra(name, [*words, *flags], subcommand, known=known)
 
 
 def refuse_bare_words(name: str, overrides: Sequence[str], keys: Keys) -> None:
@@ -130,7 +130,7 @@ def refuse_shared_sweep(name: str, overrides: Sequence[str], flags: Sequence[str
 
 
 def start_hydra(
-    name: str, arguments: list[str], run_job: Callable[[DictConfig], int], *, known: list[str]
+    name: str, arguments: list[str], subcommand: Subcommand, *, known: list[str]
 ) -> int:
     """Hand over to ``hydra.main`` and return the worst exit code of its jobs."""
     codes: list[int] = []
@@ -139,11 +139,21 @@ def start_hydra(
 
     @hydra.main(version_base="1.3", config_path=conf, config_name=name)
     def job(config: DictConfig) -> None:
-        with in_task() as task, recorded_job(config, arguments):
-            # A task of submitit joins the others of its job only now.
-            refused = exit_code_of_job(partial(refuse_several, name))
-            run = partial(int, refused) if refused else partial(run_job, config)
-            codes.append(run_noting_exit_code(partial(until_preempted, run, task), command))
+        outcome = Outcome()
+        with (
+            in_task() as task,
+            recorded_job(config, arguments),
+            exit_code_noted(outcome, command),
+            requeued_if_preempted(outcome, task),
+            errors_reported(outcome, withhold=subcommand.reads_records),
+        ):
+            refuse_several(name)  # A task of submitit joins the others of its job only now.
+            configuration = subcommand.load(config, composed_job().words)
+            if subcommand.reads_records and not subcommand.reads_rows_alone:
+                note_records_read()
+            with crash_kept(run_folder()) if subcommand.reads_records else nullcontext():
+                subcommand.run(configuration)
+        codes.append(outcome.exit_code)
 
     jobs: list[SweptJob] = []
     register_resolver()

@@ -13,7 +13,7 @@ the step is finished and saved.
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ from dpft.parallel.rank_environment import (
     silent_except_rank_0,
     submitted_task,
 )
-from dpft.runs.exit_codes import FAILED, say, termination_as_exit
+from dpft.runs.exit_codes import FAILED, Outcome, say, termination_as_exit
 from dpft.strict_model import Versioned, read_model, write_model
 
 
@@ -66,13 +66,14 @@ class SweptJob:
     """File with what it says, where it does not speak here."""
 
 
-def run_noting_exit_code(job: Callable[[], int], command: str) -> int:
-    """Returns a job's exit code, noted on disk where the job is one of a sweep.
+@contextmanager
+def exit_code_noted(outcome: Outcome, command: str) -> Iterator[None]:
+    """Note the exit code of the job in the block on disk, if the job is one of a sweep.
 
-    Until the job ends, what is noted is the code of one that broke off.
+    Until the job ends, the code of an interrupted one is noted.
 
     Args:
-        job: The work; it returns its exit code.
+        outcome: Of the job.
         command: Tells this command's jobs from those of an earlier one in the same folder.
 
     Raises:
@@ -80,11 +81,11 @@ def run_noting_exit_code(job: Callable[[], int], command: str) -> int:
         OSError: The code cannot be written.
     """
     if HydraConfig.get().mode != RunMode.MULTIRUN or is_other_rank():
-        return job()
+        yield
+        return
     _note(FAILED, command)
-    code = job()
-    _note(code, command)
-    return code
+    yield
+    _note(outcome.exit_code, command)
 
 
 def swept_jobs(sweep: Path, command: str) -> list[SweptJob]:
@@ -157,21 +158,23 @@ def in_task() -> Iterator[Task | None]:
         yield task
 
 
-def until_preempted(job: Callable[[], int], task: Task | None) -> int:
-    """Return a job's exit code; if submitit's signal ends it, have submitit requeue it.
+@contextmanager
+def requeued_if_preempted(outcome: Outcome, task: Task | None) -> Iterator[None]:
+    """Have submitit requeue the job in the block if submitit's signal ends it.
 
     submitit's handler requeues the job and leaves at once. Here its signal ends the job as SIGTERM
-    does, after the step, and the handler is called then.
+    does, after the step with ``SystemExit``, and the handler is called then.
 
     Args:
-        job: The work, which SIGTERM ends after the step with ``SystemExit``.
+        outcome: Of the job.
         task: This process's place; None: the job is run as it is.
 
     Raises:
         SystemExit: The job is requeued, so this process ends; or it ended with another code.
     """
     if task is None:
-        return job()
+        yield
+        return
     number = signal.Signals["SIG" + os.environ.get(PREEMPT_SIGNAL, "USR2")]
     requeue, has_come, ended = signal.getsignal(number), Event(), Event()
 
@@ -182,7 +185,8 @@ def until_preempted(job: Callable[[], int], task: Task | None) -> int:
 
     signal.signal(number, note)
     try:
-        return job()
+        yield
+        return
     except SystemExit as exit_:
         if exit_.code != TERMINATED:
             raise
@@ -193,7 +197,7 @@ def until_preempted(job: Callable[[], int], task: Task | None) -> int:
             requeue(number, None)
         except (RuntimeError, SubprocessError, OSError) as error:
             say(f"the job is not requeued: {' '.join(str(error).split())}")
-    return TERMINATED
+    outcome.exit_code = TERMINATED
 
 
 def launch_error(error: RuntimeError | ValueError) -> DpftError | None:

@@ -4,13 +4,12 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 
 from dpft import __version__
 from dpft.cli import SHELL_COMPLETION
 from dpft.errors import InputError
 from dpft.parallel.rank_environment import silent_except_rank_0
-from dpft.runs.exit_codes import BAD_INPUT, exit_code_of_command
+from dpft.runs.exit_codes import BAD_INPUT, Outcome, command_outcome
 
 SUBCOMMANDS = {
     "train": "fine-tune a model under differential privacy, then evaluate and report",
@@ -37,11 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments after the program's name; None means the process's own.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    outcome = Outcome()
     with silent_except_rank_0():
         if not arguments:
             print(usage(), file=sys.stderr)
             return BAD_INPUT
-        return exit_code_of_command(partial(dispatch, arguments))
+        with command_outcome(outcome):
+            outcome.exit_code = dispatch(arguments)
+    return outcome.exit_code
 
 
 def dispatch(arguments: list[str]) -> int:

@@ -5,8 +5,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from dpft.config.account import PLOT, ReportConfig
 from dpft.config.keys import quoted
+from dpft.config.report import PLOT, ReportConfig
 from dpft.errors import InputError
 from dpft.files import PAGE, PRIVATE_METRICS, REPORT, SCHEMA_VERSION, write_text
 from dpft.reports import comparison

@@ -1,14 +1,14 @@
-"""The configurations of ``dpft account``, ``doctor`` and ``report``, which never import torch.
+"""The configuration of ``dpft account``, which never imports torch.
 
 Accounting is arithmetic: it should answer in about the time its accountants take.
 """
 
 import re
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dpft.config.answers import Names, Output, check_plot, listed_names
 from dpft.config.section import ChosenBy, Section, by_name
 from dpft.errors import InputError
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS
@@ -16,11 +16,7 @@ from dpft.privacy.mechanisms.base import MECHANISMS, MechanismConfig
 from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 from dpft.strict_model import AtLeastOne, Delta, Positive, Rate
 
-Output = Literal["table", "json"]
-PLOTS = (".svg", ".png")
 HEAD_LENGTH = 64
-Names = str | tuple[str, ...] | None
-"""One name, or several of them."""
 
 
 class AccountConfig(Section):
@@ -80,12 +76,12 @@ class AccountConfig(Section):
     @property
     def run_folders(self) -> tuple[str, ...]:
         """The folders that ``runs`` names."""
-        return _listed(self.runs)
+        return listed_names(self.runs)
 
     @property
     def folders_left_out(self) -> tuple[str, ...]:
         """The folders that ``leave_out`` names."""
-        return _listed(self.leave_out)
+        return listed_names(self.leave_out)
 
     def _check_head(self) -> None:
         if self.head is not None and self.run is None:
@@ -150,84 +146,3 @@ def check_exactly_one(**values: object) -> None:
     if len(given_keys) != 1:
         hint = "both; drop one of them." if given_keys else f"neither. Try: {next(iter(values))}=3"
         raise InputError(f"exactly one of {' and '.join(values)} must be given, got {hint}")
-
-
-def check_plot(file: str, *, key: str = "to") -> None:
-    """Refuses a file that no plot can be written to."""
-    if Path(file).suffix not in PLOTS:
-        raise InputError(f"{key} must be a file named *{' or *'.join(PLOTS)}, got {file!r}.")
-    check_folder(file, key=key)
-
-
-def check_folder(file: str, *, key: str) -> None:
-    """Refuse a file in a folder that does not exist."""
-    if not Path(file).parent.is_dir():
-        raise InputError(f"{key} must be in a folder that exists, got {file!r}; make it first.")
-
-
-class DoctorConfig(Section):
-    """``dpft doctor``, conf/doctor.yaml."""
-
-    output: Output = "table"
-    """table for people, or json: one object on stdout."""
-
-
-MARKDOWN, PLOT = "markdown", "plot"
-
-
-class ReportConfig(Section):
-    """``dpft report``, conf/report.yaml."""
-
-    runs: Names = None
-    """Folders of runs or of sweeps: one or a list of them."""
-    over: Names = None
-    """Keys of the runs' configuration to show first, such as train.seed. None: the keys that
-    differ, except for seeds."""
-    metric: Names = None
-    """Scores in tables and plots: one or a list. None: all scores in tables, the first one in a
-    plot."""
-    to: Literal["csv", "markdown", "latex", "html", "plot"] = "markdown"
-    """Format: csv (one row per run), or markdown, latex, html, plot (one row or point per setting).
-    """
-    file: str | None = None
-    """File to write. None: stdout, or report.png for to=plot."""
-    rebuild: bool = False
-    """Whether to write each run's own report.md, report.html and model card again, and no table."""
-    output: Output = "table"
-    """table for people, or json: one object on stdout."""
-
-    def _check_fields(self) -> None:
-        if not self.folders:
-            raise InputError("runs must name at least one folder, got none; give runs=FOLDER.")
-        if self.file is not None:
-            check_folder(self.file, key="file")
-            if self.to == PLOT:
-                check_plot(self.file, key="file")
-        for name, is_set in (
-            ("output=json", self.output == "json"),
-            ("rebuild=true", self.rebuild),
-        ):
-            if is_set and (self.to != MARKDOWN or self.file is not None):
-                raise InputError(
-                    f"to and file are for a table or a plot, got them with {name}; leave one of"
-                    " them out."
-                )
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """The folders that ``runs`` names."""
-        return tuple(map(Path, _listed(self.runs)))
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """The scores that ``metric`` names; none if all are meant."""
-        return _listed(self.metric)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys that ``over`` names; none if they are to be found."""
-        return _listed(self.over)
-
-
-def _listed(names: Names) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else names or ()

@@ -1,4 +1,4 @@
-"""Hydra: the words of a command, what they compose to, its errors, and what there is to choose.
+"""Hydra: the overrides of a command, what they compose to, and its errors.
 
 The command line proper starts from ``hydra.main``, which runs sweeps too; what it hands on is the
 same ``Composed`` that ``compose`` gives to a call from Python, so that words mean one thing
@@ -6,8 +6,6 @@ wherever they are written.
 
 An error message names the key or group, the value, what is allowed, and the nearest known name.
 Hydra stops at the first argument that it cannot compose, so each command reports one such error.
-
-A YAML begins with a line of what it is and where it is from; ``listed`` gives that line of each.
 """
 
 import itertools
@@ -19,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import RLock
-from typing import Any, Literal
+from typing import Any
 
 import hydra
 from hydra import initialize_config_dir
@@ -36,7 +34,6 @@ from omegaconf.errors import (
 )
 from yaml import YAMLError
 
-from dpft.config.account import Output
 from dpft.config.keys import (
     in_shell,
     join_key,
@@ -48,7 +45,6 @@ from dpft.config.keys import (
 )
 from dpft.config.load import config_directory
 from dpft.config.removed import removed_key
-from dpft.config.section import Section
 from dpft.errors import InputError
 from dpft.files import CONFIGURATION, HYDRA, OVERRIDES
 
@@ -322,40 +318,3 @@ def compose(name: str, overrides: Sequence[str], root: type) -> Composed:
         hydra=hydra_node,
         words=Words(job=tuple(hydra_node.overrides.task), typed=tuple(overrides)),
     )
-
-
-GROUPS = {"tasks": "task", "models": "model", "methods": "method", "recipes": "experiment"}
-"""What can be asked for, and the folder of conf/ that has it."""
-LISTED = (*GROUPS, "metrics")
-CHECKED = "run by make recipes"
-"""How each recipe is checked: ``make recipes`` trains, scores and reports it in small."""
-
-
-class ListConfig(Section):
-    """``dpft list``, conf/list.yaml."""
-
-    what: Literal["tasks", "models", "methods", "recipes", "metrics"]
-    """tasks, models, methods, recipes or metrics."""
-    output: Output = "table"
-    """table for people, or json: one object on stdout."""
-
-
-def listed(what: str) -> dict[str, str]:
-    """Returns each name and what it is, in a line; of a recipe also how it is checked."""
-    if what == "metrics":
-        from dpft.evaluation.metrics.base import METRICS
-
-        return {name: spec.description for name, spec in METRICS.entries().items()}
-    checked = f"{CHECKED}  " if what == "recipes" else ""
-    files = sorted((config_directory() / GROUPS[what]).glob("*.yaml"))
-    return {file.stem: f"{checked}{purpose(file)}" for file in files}
-
-
-def purpose(file: Path) -> str:
-    """Returns what a YAML is for: its first comment, without the command that shows its use."""
-    with file.open(encoding="utf-8") as stream:
-        comments = [line[1:].strip() for line in stream if line.startswith("#")]
-    first = next((line for line in comments if not line.startswith("@package")), "")
-    for mark in (" Run: ", ": dpft "):
-        first = first.partition(mark)[0]
-    return first if first.endswith(".") or not first else f"{first}."

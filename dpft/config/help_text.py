@@ -16,8 +16,9 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
-from dpft.config.composing import compose, purpose
+from dpft.config.composing import compose
 from dpft.config.keys import MISSING, join_key, key_of, nearest, quoted
+from dpft.config.listing import purpose
 from dpft.config.section import Section, section_class
 from dpft.errors import InputError
 from dpft.strict_model import description, type_text

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from dpft.config.account import Output
+from dpft.config.answers import Output
 from dpft.config.keys import AUTO
 from dpft.config.references import Reference, ReferenceMap
 from dpft.config.section import ChosenBy, CrossCheck, Root, Section, by_name

@@ -5,7 +5,7 @@ per-example gradients, each clipped to the phase's sensitivity; Gaussian noise o
 times that sensitivity, once; a ledger line, on disk; division by the public expected batch size.
 Only then may the caller move a weight. Everything after is post-processing (Abadi et al. 2016,
 Algorithm 1). The mechanism (``mechanisms``) decides how the draws and the noise of steps depend on
-each other. ``PhasedClipper`` has one clipper per phase of the plan.
+each other. ``phased_clipper`` has one clipper per phase of the plan.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,19 +16,17 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from dpft.errors import RunError
 from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.shards import ShardedModel
-from dpft.privacy.clipping.clipper import ClippingChoice, ClippingOptions, PerExampleClipper
+from dpft.privacy.clipping.clipper import ClippingChoice, ClippingOptions
 from dpft.privacy.clipping.options import LossFunction
-from dpft.privacy.clipping.styles import clipping_style
-from dpft.privacy.clipping.sums import rounding_headroom
-from dpft.privacy.frozen_state import HeldState
+from dpft.privacy.frozen_state import FrozenState
 from dpft.privacy.ledger import StepLog
-from dpft.privacy.losses import MicroBatchResult
+from dpft.privacy.losses import EngineState, MicroBatchResult
 from dpft.privacy.noise import SIGNAL_STEPS, SignalAndNoise, SignalMeter
-from dpft.privacy.plan import ClippingPlan, Phase, PrivacyPlan
+from dpft.privacy.phased_clipper import PhasedClipper
+from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.randomness import Randomness, private_dropout
 
 
@@ -61,6 +59,7 @@ class PrivacyEngine:
         options: ClippingOptions | None = None,
         choices: Sequence[ClippingChoice] = (),
         moved: Collection[str] = (),
+        frozen: FrozenState | None = None,
         ranks: Ranks = ALONE,
         shards: ShardedModel | None = None,
     ) -> None:
@@ -76,10 +75,11 @@ class PrivacyEngine:
             steps_taken: Steps of the plan that the weights have taken already.
             last_step: Step of the plan to end at; None: its last.
             stream: Steps that were in the ledger when this stream of noise began.
-            history: As ``noise_history`` returned it after ``steps_taken`` steps; None: it begins.
+            history: ``noise_history`` of ``state`` after ``steps_taken`` steps; None: it begins.
             options: How to clip, but for norm and style, which are the plan's; None: as usual.
             choices: Results of each phase's self-check.
             moved: Frozen parameters that are changed all the same, as a function of noisy sums.
+            frozen: What is released and no step changes; None on all ranks but the first.
             ranks: The run's processes; each adds up its share of the first one's draw.
             shards: ``model``, where each rank has but a shard of it.
 
@@ -89,6 +89,7 @@ class PrivacyEngine:
         self._last_step = plan.steps if last_step is None else last_step
         self._model, self._ledger, self._randomness = model, ledger, randomness
         self._ranks, self._shards, self.views = ranks, shards, randomness.views
+        self._frozen = frozen
         self._sampler = plan.mechanism.sampler(plan.event().sample_rate, randomness)
         self._noise, self._stream = plan.mechanism.noise(randomness, history or {}), stream
         norm = plan.phases[0].max_grad_norm
@@ -186,131 +187,23 @@ class PrivacyEngine:
         self._open_step = False
         return None if meter is None else meter.mean(noise_std, divisor)
 
-    def secret_keys(self) -> dict[str, Any]:
-        """Returns what the next step draws from, for a private checkpoint; never to be shown."""
-        return self._randomness.state(self.steps_taken)
+    def begin(self) -> None:
+        """Write the plan into the ledger, unless it is there; a checkpoint must be complete."""
+        self._ledger.begin()
 
-    def noise_history(self) -> dict[str, Tensor]:
-        """Returns the noise that the next step's hangs together with, this rank's share; secret."""
-        return self._noise.history()
+    def check(self) -> None:
+        """Raise a RunError if a value that is released and no step changes is not as it was."""
+        if self._frozen is not None:
+            self._frozen.check()
+
+    def state(self) -> EngineState:
+        """Return what the next step draws from, for a checkpoint in ``private/``; secret."""
+        return EngineState(
+            generators=self._randomness.state(self.steps_taken),
+            noise_history=self._noise.history() if self.plan.mechanism.has_streams else None,
+        )
 
     @property
     def non_finite(self) -> int:
         """Examples left out so far because their loss or gradient was not finite; private."""
         return self._clipper.non_finite
-
-
-class PhasedClipper:
-    """The clipper of the phase that a run is in, on the model inside its ``with`` block.
-
-    Guarantees:
-        In a step of ``phase`` a unit's presence moves the sum that ``accumulate`` adds up by at
-        most ``phase.sensitivity``, the rounding of a step's sum included, and what trains is what
-        trained when the phase began. Between ``begin_step`` and ``end_step`` nothing moves it.
-    """
-
-    def __init__(
-        self, model: nn.Module, losses_of: LossFunction, plan: ClippingPlan, *,
-        step: int, options: ClippingOptions, choices: Sequence[ClippingChoice] = (),
-        moved: Collection[str] = (),
-    ) -> None:  # fmt: skip
-        """Prepares to clip from step ``step`` on, counted from 0.
-
-        ``options`` say how to clip, except for the norm, which is each phase's own. The other
-        arguments are those of ``PrivacyEngine``.
-
-        Raises:
-            ValueError: A phase's sensitivity is not the clipper's.
-            InputError: As ``PerExampleClipper``.
-        """
-        for phase in plan.phases:
-            style = clipping_style(plan.clipping, max_grad_norm=phase.max_grad_norm)
-            _check_sensitivity(phase, style.sensitivity)
-        headroom = rounding_headroom(plan.expected_batch_size)
-        self._options = replace(options, clipping=plan.clipping, headroom=headroom)
-        self._model, self._losses_of, self._plan = model, losses_of, plan
-        self._choices, self._moved = choices, moved
-        self._number = plan.phase_number_at(min(step, plan.steps - 1))
-        self._clipper = self._make(self._number)
-        self.parameters: Sequence[nn.Parameter] = self._trainable()
-        """What trains in the phase."""
-        self._held: HeldState | None = None
-        self._non_finite_before = 0
-        self._resources = ExitStack()
-
-    def __enter__(self) -> Self:
-        self._resources.enter_context(self._clipper)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._resources.close()
-
-    @property
-    def non_finite(self) -> int:
-        """Examples left out so far because their loss or gradient was not finite; private."""
-        return self._non_finite_before + self._clipper.non_finite
-
-    def begin_step(self, step: int) -> None:
-        """Clips what trains now at its phase's norm, where step ``step`` is of another phase.
-
-        Raises:
-            RunError: What trains is no longer what the phase's clipper was made for.
-        """
-        number = self._plan.phase_number_at(step)
-        if number != self._number:
-            self._resources.close()
-            self._non_finite_before = self.non_finite
-            self._clipper = self._make(number)
-            self.parameters, self._number = self._trainable(), number
-            self._resources.enter_context(self._clipper)
-        self.check_parameters()
-        named, moved = self._model.named_parameters(), self._moved
-        self._held = HeldState({n: p for n, p in named if p.requires_grad or n in moved})
-
-    def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
-        """Adds a micro-batch's clipped sum to ``grad``; as ``PerExampleClipper.accumulate``.
-
-        ``batch`` is what ``losses_of`` takes. The rows of a privacy unit are contiguous.
-        """
-        norms = self._clipper.accumulate(batch, rows_per_unit)
-        return MicroBatchResult(losses=self._clipper.losses, norms=norms)
-
-    def self_check(self, *batches: Any, rows_per_unit: int = 1) -> ClippingChoice:
-        """Check the clipper of this phase; as ``PerExampleClipper.self_check``."""
-        return self._clipper.self_check(*batches, rows_per_unit=rows_per_unit)
-
-    def end_step(self) -> None:
-        """Refuses a step in which something else than noisy sums moves what trains.
-
-        Raises:
-            RunError: What trains is no longer what the phase's clipper was made for, or a forward
-                wrote to it.
-        """
-        self.check_parameters()
-        held, self._held = self._held, None
-        if held is None:
-            raise RuntimeError("end_step must follow begin_step.")
-        held.check()
-
-    def check_parameters(self) -> None:
-        """Refuses a parameter that would move without noise, or get noise and never move."""
-        if [id(p) for p in self._trainable()] != [id(p) for p in self.parameters]:
-            raise RunError(
-                "the trainable parameters must stay those the phase began with, got others."
-            )
-
-    def _make(self, number: int) -> PerExampleClipper:
-        phase = self._plan.phases[number]
-        choice = self._choices[number] if self._choices else None
-        options = replace(self._options, max_grad_norm=phase.max_grad_norm, choice=choice)
-        clipper = options.make(self._model, self._losses_of)
-        _check_sensitivity(phase, clipper.sensitivity)
-        return clipper
-
-    def _trainable(self) -> list[nn.Parameter]:
-        return [p for p in self._model.parameters() if p.requires_grad]
-
-
-def _check_sensitivity(phase: Phase, sensitivity: float) -> None:
-    if phase.sensitivity != sensitivity:
-        raise ValueError(f"every phase's sensitivity must be {sensitivity}, got {phase}.")

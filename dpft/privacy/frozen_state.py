@@ -56,6 +56,40 @@ def check_same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
             raise _written(name)
 
 
+class FrozenState:
+    """What a run releases and no step changes, with its digests before the first step."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        moved: Mapping[str, Tensor],
+        digests: Mapping[str, str] | None = None,
+        read: Read | None = None,
+    ) -> None:
+        """Take the digests now, or compare with those of step 0.
+
+        Args:
+            model: The model.
+            moved: Parameters that updates change, by name.
+            digests: Those of step 0, from a checkpoint; None: this is step 0.
+            read: As in ``digests_of``.
+
+        Raises:
+            RunError: A value is not what it was at step 0.
+        """
+        self._model, self._moved, self._read = model, moved, read
+        now = self._digests()
+        self.digests = now if digests is None else digests
+        check_same(now, self.digests)
+
+    def check(self) -> None:
+        """Raise a RunError that names a value that is not what it was at step 0."""
+        check_same(self._digests(), self.digests)
+
+    def _digests(self) -> dict[str, str]:
+        return digests_of(self._model, self._moved, self._read)
+
+
 @contextmanager
 def state_unchanged(model: nn.Module) -> Iterator[None]:
     """Compare the values of a model's state dict and of all buffers before and after a pass.

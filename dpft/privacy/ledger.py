@@ -181,12 +181,18 @@ class LedgerRecord:
 class StepLog(Protocol):
     """Where the engine records a noisy step before its gradient is readable."""
 
+    def begin(self) -> None:
+        """Write the first line, the plan, unless it was written before."""
+
     def record_step(self, mechanism: GaussianStep, gradients: Released) -> None:
         """Records the next step; an error means that it must not be released."""
 
 
 class NoLedger:
     """The log of every rank but the first, whose ledger is the run's."""
+
+    def begin(self) -> None:
+        """Write nothing."""
 
     def record_step(self, mechanism: Step, gradients: Released) -> None:
         """Records nothing."""

@@ -1,6 +1,8 @@
-"""The result of one micro-batch, as engines return it to the training loop."""
+"""What engines return to the training loop: the result of a micro-batch, and their secret state."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -14,3 +16,14 @@ class MicroBatchResult:
     norms: Tensor | None
     """Norms of the u privacy units' gradients before clipping, shape (u,), 0 for a unit that is not
     finite. None in ordinary training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineState:
+    """What the next step draws from, for a checkpoint in ``private/``; secret."""
+
+    generators: Mapping[str, Any]
+    """Keys, or the states of generators, ready for JSON."""
+    noise_history: Mapping[str, Tensor] | None = None
+    """This rank's share of the noise that later noise is correlated with; None: noise is
+    independent."""

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ConfigDict, ValidationError
 
-from dpft.errors import DpftError, StateError
+from dpft.errors import DpftError, SaidElsewhere, StateError
 from dpft.files import (
     CHECKPOINT_STATES,
     JOURNAL,
@@ -87,6 +87,12 @@ NO_STEPS = LedgerRecord(steps=0, mechanisms=(), closed=False, lines=0, head=GENE
 
 class ReplayError(DpftError):
     """A replayed step is not what it was; nothing of it was released."""
+
+
+def is_failed_replay(error: DpftError) -> bool:
+    """Return whether a replayed step was not what it was, on this process or another."""
+    kind = error.kind if isinstance(error, SaidElsewhere) else type(error).__name__
+    return kind == ReplayError.__name__
 
 
 @dataclass(frozen=True)
@@ -302,6 +308,10 @@ class JournaledLedger:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+    def begin(self) -> None:
+        """Write the ledger's first line, unless it was written before."""
+        self.ledger.begin()
 
     def record_step(self, mechanism: GaussianStep, gradients: Released) -> None:
         """Records a step, or holds a replayed one against what is recorded of it.

@@ -21,13 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dpft.config.account import AccountConfig
-from dpft.config.composing import (
-    Composed,
-    Words,
-    compose,
-    given_overrides,
-    given_text,
-)
+from dpft.config.composing import Composed, Words, compose, given_overrides, given_text
 from dpft.config.keys import AUTO, in_keys, quoted
 from dpft.config.load import from_values, load
 from dpft.config.schema import EvaluateConfig, GenerateConfig, PlanConfig, TrainCommand
@@ -50,7 +44,7 @@ from dpft.files import (
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.parallel_config import check_restarts
 from dpft.reports.terminal import Figures
-from dpft.runs import run as runs
+from dpft.runs import train as train_command
 from dpft.runs import tuning
 from dpft.runs.account import answer
 from dpft.runs.configuring import (
@@ -64,9 +58,9 @@ from dpft.runs.configuring import (
     with_task_of_run,
 )
 from dpft.runs.evaluation import score_and_write
-from dpft.runs.folder import has_begun, refuse_used_folder
+from dpft.runs.finished_run import Run, open_run
 from dpft.runs.generation import generate as write_records
-from dpft.runs.opened_run import Run, open_run
+from dpft.runs.new_run import has_begun, refuse_used_folder
 from dpft.runs.planned_run import describe_run
 from dpft.runs.run_plan import announce
 from dpft.strict_model import as_json
@@ -308,7 +302,7 @@ def train(
         StateError: What a run that goes on left is damaged.
     """
     given = {"rows": rows, "model": model, "tokenizer": tokenizer}
-    return _carried_out(TRAIN_COMMAND, runs.run, overrides, folder, **given)
+    return _carried_out(TRAIN_COMMAND, train_command.train, overrides, folder, **given)
 
 
 def tune(

@@ -194,7 +194,7 @@ def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
         InputError: It is incomplete or wrong, or changes what a resumed run is bound to.
     """
     if composed.get("resume") not in (None, AUTO):
-        from dpft.runs.folder import resumed_configuration
+        from dpft.runs.interrupted_run import resumed_configuration
 
         values = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
         return resumed_configuration(str(composed.resume), values, words.keys)

@@ -44,8 +44,8 @@ from dpft.reports.scores import ScoreTable, score_tables, specs_of
 from dpft.reports.sections import headline, what_epsilon_is_of
 from dpft.reports.terminal import Grid, show
 from dpft.runs.evaluation import write_scores
-from dpft.runs.folder import origin, read_begun
 from dpft.runs.guarantee import private_guarantee, read_finished_run
+from dpft.runs.new_run import origin, read_begun
 from dpft.runs.run_plan import RunPlan, steps_plan
 from dpft.runs.saved_run import read_spent
 from dpft.strict_model import joined, parse, write_model

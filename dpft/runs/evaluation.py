@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Self
 
 import torch
 from transformers import PreTrainedModel
@@ -49,14 +50,13 @@ from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.reports.report import write_report
 from dpft.reports.run_record import read_evaluations, read_own_evaluations, write_metrics
 from dpft.runs.exit_codes import crash_kept
-from dpft.runs.folder import WriteRequest
 from dpft.runs.guarantee import privacy_of, read_finished_run
 from dpft.runs.held_out import HELD_OUT, NOT_EVALUATED, is_unscored, records_to_score
-from dpft.runs.prepared_run import Prepared
+from dpft.runs.new_run import WriteRequest
+from dpft.runs.rank_agreement import check_alike, check_same_model
 from dpft.runs.run_cost import cut, loading_device
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run, written_tokens
-from dpft.runs.together import check_alike, check_same_model
 from dpft.runs.tracking import batch_progress
 from dpft.tasks.base import Record
 from dpft.training.listeners import StepWindows
@@ -334,32 +334,53 @@ def named(file: str, part: str) -> str:
     return file if not part else f"_{part}.".join(file.split("."))
 
 
-def scheduled_scores(
-    prepared: Prepared, progress: ProgressRecord | None, ranks: Ranks = ALONE
-) -> "ScheduledScores | None":
-    """Return what scores a run's model between its steps, or None if no schedule is set.
-
-    Args:
-        prepared: The run.
-        progress: Where the scores go; None on all processes but the first.
-        ranks: The processes of the run.
-    """
-    config, size = prepared.config, prepared.plan.size.num_examples
-    every = config.eval.steps_between(size, config.train.batch_size(size))
-    if every is None or not prepared.division.scored:
-        return None
-    return ScheduledScores(prepared, progress, every=-(-every // WINDOW) * WINDOW, ranks=ranks)
-
-
 class ScheduledScores:
     """Scores a model at every multiple of ``every`` steps but the last; a ``StepEvaluation``."""
 
     def __init__(
-        self, prepared: Prepared, progress: ProgressRecord | None, *, every: int, ranks: Ranks
+        self,
+        config: TrainConfig,
+        model: PreTrainedModel,
+        encoding: Encoding,
+        scored: Mapping[str, Sequence[Record]],
+        progress: ProgressRecord | None,
+        *,
+        every: int,
+        ranks: Ranks,
     ) -> None:
-        """Scores ``prepared``'s model; see ``scheduled_scores``."""
-        self._prepared, self._progress, self._every, self._ranks = prepared, progress, every, ranks
+        """Score ``model`` on some records; see ``of_run``."""
+        self._config, self._model, self._encoding, self._scored = config, model, encoding, scored
+        self._progress, self._every, self._ranks = progress, every, ranks
         self._due = StepWindows(0, 0, every)
+
+    @classmethod
+    def of_run(
+        cls,
+        config: TrainConfig,
+        num_examples: int,
+        model: PreTrainedModel,
+        encoding: Encoding,
+        scored: Mapping[str, Sequence[Record]],
+        progress: ProgressRecord | None,
+        ranks: Ranks = ALONE,
+    ) -> Self | None:
+        """Return what scores a run's model between its steps, or None if no schedule is set.
+
+        Args:
+            config: The run's.
+            num_examples: Its public number of examples.
+            model: On its device.
+            encoding: How records become rows.
+            scored: The records to score, by part of the split.
+            progress: Where the scores go; None on all processes but the first.
+            ranks: The processes of the run.
+        """
+        batch = config.train.batch_size(num_examples)
+        every = config.eval.steps_between(num_examples, batch)
+        if every is None or not scored:
+            return None
+        whole_windows = -(-every // WINDOW) * WINDOW
+        return cls(config, model, encoding, scored, progress, every=whole_windows, ranks=ranks)
 
     def begin(self, step: int, last_step: int, epsilon: SpentEpsilon | None) -> None:
         """See ``StepEvaluation``."""
@@ -372,7 +393,7 @@ class ScheduledScores:
         """Return whether the score of ``step`` is due and missing; on the first process."""
         logger.info(
             "scores of the public split %s every %d steps, in %s",
-            self._prepared.config.eval.split, self._every, PROGRESS,
+            self._config.eval.split, self._every, PROGRESS,
         )  # fmt: skip
         if last_step < 2 * self._every:
             logger.warning(
@@ -388,7 +409,7 @@ class ScheduledScores:
             self._score(step, epsilon)
 
     def _asked(self) -> tuple[str, float]:
-        config = self._prepared.config.eval
+        config = self._config.eval
         given = config.every_steps if config.every_epochs is None else config.every_epochs
         return str(config.schedule_key), float(given or 0)
 
@@ -398,7 +419,10 @@ class ScheduledScores:
     def _score(self, step: int, epsilon: SpentEpsilon | None) -> None:
         began = time.monotonic()
         # A bar of the steps may stand there, and lines would tell times.
-        scores = score(self._prepared, "after", self._ranks, shown=False)
+        scores = score(
+            *(self._config, self._model, self._encoding, self._scored, "after", self._ranks),
+            shown=False,
+        )
         if self._progress is None:
             return
         shown = set(SplitScores.model_fields)
@@ -407,22 +431,28 @@ class ScheduledScores:
 
 
 def score(
-    prepared: Prepared, stage: Stage, ranks: Ranks = ALONE, *, shown: bool = True
+    config: TrainConfig,
+    model: PreTrainedModel,
+    encoding: Encoding,
+    scored: Mapping[str, Sequence[Record]],
+    stage: Stage,
+    ranks: Ranks = ALONE,
+    *,
+    shown: bool = True,
 ) -> list[Evaluation]:
-    """Returns the scores of a run's model before or after training; none where nothing is scored.
+    """Return the scores of a run's model before or after training; none if nothing is scored.
 
     Each of the processes reads a share of the records.
     """
-    scored = prepared.division.scored
     if scored and shown:
         logger.info("evaluating %s", STAGES[stage])
     return evaluate(
-        prepared.config,
-        prepared.model,
-        prepared.encoding,
+        config,
+        model,
+        encoding,
         scored,
         stage=stage,
-        extra_positions=prepared.config.method.extra_positions,
+        extra_positions=config.method.extra_positions,
         ranks=ranks,
         shown=shown,
     )

@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -100,18 +101,26 @@ READER_GONE = 141
 """As a shell has it of a command that SIGPIPE ended: ``dpft … | head``."""
 
 
-def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
-    """Run one job, say on stderr what went wrong, and return its exit code.
+@dataclass
+class Outcome:
+    """How a job or a whole command ended."""
+
+    exit_code: int = 0
+
+
+@contextmanager
+def errors_reported(outcome: Outcome, *, withhold: bool = True) -> Iterator[None]:
+    """Report an error of the block on stderr, and put its exit code into ``outcome``.
 
     An interrupt or a termination passes through: it ends a whole sweep, not one job of it.
 
     Args:
-        job: The work.
-        withhold: Whether the message of an error that nobody foresaw is left out once records
-            were read, since it may quote one; the traceback is shown all the same.
+        outcome: Of the job in the block.
+        withhold: Whether to leave out the message of an unexpected error once records were read,
+            because it may quote one; the traceback is shown all the same.
     """
     try:
-        job()
+        yield
     except SaidElsewhere as error:
         if error.to_say is None:
             wait_for_rank_0()
@@ -119,29 +128,36 @@ def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
             from dpft.config.keys import in_keys
 
             say(f"error: {in_keys(error.to_say)}")
-        return error.exit_code
+        outcome.exit_code = error.exit_code
     except DpftError as error:
         from dpft.config.keys import in_keys  # imports pydantic
 
         wait_for_rank_0()
         print(f"dpft: error: {in_keys(str(error))}", file=error_stream(), flush=True)
-        return error.exit_code
+        outcome.exit_code = error.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return READER_GONE
+        outcome.exit_code = READER_GONE
     except OSError as error:
+        outcome.exit_code = FAILED
         if error.errno == errno.ENAMETOOLONG:
             say(f"error: {TOO_LONG}")
-            return BAD_INPUT
-        if error.errno not in FULL_OR_FORBIDDEN:
+            outcome.exit_code = BAD_INPUT
+        elif error.errno in FULL_OR_FORBIDDEN:
+            say(f"error: {error.filename or 'a file'} could not be written: {error.strerror}.")
+        else:
             _show(error, withhold)
-            return FAILED
-        say(f"error: {error.filename or 'a file'} could not be written: {error.strerror}.")
-        return FAILED
     except Exception as error:
         _show(error, withhold)
-        return FAILED
-    return 0
+        outcome.exit_code = FAILED
+
+
+def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
+    """Run a job, report its error as ``errors_reported`` does, and return its exit code."""
+    outcome = Outcome()
+    with errors_reported(outcome, withhold=withhold):
+        job()
+    return outcome.exit_code
 
 
 def say(text: str) -> None:
@@ -159,27 +175,25 @@ def _show(error: Exception, withhold: bool) -> None:
 INTERRUPTED = 130
 
 
-def exit_code_of_command(command: Callable[[], int]) -> int:
-    """Run a whole command under dpft's signal handling and return its exit code."""
-    codes: list[int] = []
+@contextmanager
+def command_outcome(outcome: Outcome) -> Iterator[None]:
+    """Run a whole command in the block, under dpft's signal handling.
 
-    def flushed() -> None:
-        codes.append(command())
-        sys.stdout.flush()  # Whether anybody reads it shows then.
-
+    Whatever it ends with, its exit code is in ``outcome`` then.
+    """
     try:
-        with termination_as_exit():
-            # The job itself, which reads records, ends inside; what is left is Hydra's.
-            failed = exit_code_of_job(flushed, withhold=False)
+        # The job itself, which reads records, reports its errors inside; others are Hydra's.
+        with termination_as_exit(), errors_reported(outcome, withhold=False):
+            yield
+            sys.stdout.flush()  # Only now an error shows that nobody reads it.
     except KeyboardInterrupt:
         say("interrupted")
-        return INTERRUPTED
+        outcome.exit_code = INTERRUPTED
     except SystemExit as exit_:
-        if exit_.code is None or isinstance(exit_.code, int):
-            return exit_.code or 0
-        say(str(exit_.code))
-        return FAILED
-    return failed or codes[0]
+        outcome.exit_code = exit_.code if isinstance(exit_.code, int) else 0
+        if isinstance(exit_.code, str):
+            say(exit_.code)
+            outcome.exit_code = FAILED
 
 
 @contextmanager

@@ -28,10 +28,10 @@ from dpft.reports.promises import OWN_RECORDS, Prompts, RunPrivacy
 from dpft.reports.report import notes_on, statement
 from dpft.runs.exit_codes import crash_kept
 from dpft.runs.guarantee import privacy_of
+from dpft.runs.rank_agreement import check_alike, check_same_model
 from dpft.runs.run_cost import cut, loading_device
 from dpft.runs.saved_run import saved_run
 from dpft.runs.task_model import TrainedModel, trained_model_of_run
-from dpft.runs.together import check_alike, check_same_model
 from dpft.runs.tracking import batch_progress
 from dpft.strict_model import write_model
 from dpft.tasks.base import Example, Task, TextTask

@@ -1,9 +1,7 @@
 """The training records as they are read, and which of them a run trains on and which it scores.
 
-What ``read_early`` reads, before torch is imported, the first ``load_training_data`` of the same
-records hands out: a faulty row is refused a second after the command, not after the libraries that
-take ten. Canaries that join the records are written into the run's private folder, where ``dpft
-audit`` finds them.
+Canaries that join the records are written into the run's private folder, where ``dpft audit`` finds
+them.
 
 A published task has splits of its own. Your own single file has not: ``eval.held_out`` takes some
 of it, by a secret key that stays in the run's private/, so that ``dpft eval run=`` scores the same.
@@ -13,8 +11,6 @@ import hmac
 import logging
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +23,7 @@ from dpft.errors import InputError
 from dpft.files import CANARIES, HELD_OUT_KEY
 from dpft.runs.saved_run import saved_run
 from dpft.strict_model import Versioned, joined, json_text, read_model
-from dpft.tasks.base import Example, LabeledExample, LabeledImage, Record, Task, TextualTask
+from dpft.tasks.base import Example, LabeledExample, LabeledImage, Record, Task
 
 
 class KeptCanary(Canary):
@@ -73,30 +69,16 @@ class TrainingData:
         return len({*self.units, *self.faulty})
 
 
-_early: ContextVar[list[tuple[TrainConfig, TrainingData]] | None] = ContextVar(
-    "early", default=None
-)
+def read_early(config: TrainConfig) -> TrainingData | None:
+    """Return the training records of a new run, before torch is imported.
 
-
-@contextmanager
-def read_early(config: TrainConfig) -> Iterator[None]:
-    """Reads a local training split, which the block then takes from ``load_training_data``.
-
-    Args:
-        config: Of a run that begins. Of one with several processes nothing is read: each of them
-            reads for itself, and only the first one speaks.
+    So an invalid row is reported a second after the command, and not after the libraries are
+    loaded. Each of several processes reads for itself, later, and rows of a source that is not
+    local are not read early.
     """
     if config.parallel.name != "none" or config.task.effective_source != "local":
-        yield
-        return
-    early = [(config, load_training_data(config))]
-    if config.task.is_checked_by_model:
-        early.clear()  # These rows are read again once the model can check them.
-    token = _early.set(early)
-    try:
-        yield
-    finally:
-        _early.reset(token)
+        return None
+    return load_training_data(config)
 
 
 def load_training_data(config: TrainConfig, check: Check = accept_all) -> TrainingData:
@@ -105,9 +87,6 @@ def load_training_data(config: TrainConfig, check: Check = accept_all) -> Traini
     ``check`` is ``Encoding.check`` of the model; without it, rows that the model cannot read count
     as records.
     """
-    early = _early.get()
-    if early and _reads_the_same(early[0][0], config):
-        return early.pop()[1]
     privacy = config.privacy
     units: list[str] = []
     faulty: list[str] = []
@@ -136,14 +115,6 @@ def load_training_data(config: TrainConfig, check: Check = accept_all) -> Traini
         blank=blank,
         cut=cut,
     )
-
-
-def _reads_the_same(early: TrainConfig, config: TrainConfig) -> bool:
-    """Returns whether two configurations read the same records, the length apart."""
-    before, task = early.task, config.task
-    if isinstance(before, TextualTask) and isinstance(task, TextualTask):
-        task = task.replace(max_length=before.max_length)
-    return before == task and early.privacy.unit == config.privacy.unit
 
 
 def canaries_text(canaries: Sequence[Canary], task: Task) -> str:

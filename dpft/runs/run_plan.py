@@ -18,7 +18,7 @@ from dpft.methods.base import MethodPhase
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.models.source import ModelConfig
 from dpft.parallel.rank_environment import is_other_rank
-from dpft.privacy.accounting.calibration import calibrate_noise_multiplier
+from dpft.privacy.accounting.calibration import Calibration, calibrate_noise_multiplier
 from dpft.privacy.accounting.curve import EpsilonCurve, epsilon_curve
 from dpft.privacy.accounting.interpretation import noise_warnings
 from dpft.privacy.mechanisms.base import Numbers
@@ -27,12 +27,13 @@ from dpft.privacy.plan import (
     CHUNK,
     ClippingPlan,
     PrivacyPlan,
+    SpentBefore,
     StepsPlan,
     default_delta,
     planned_steps,
 )
 from dpft.privacy.privacy_config import DifferentialPrivacy, HistogramPrivacy, Privacy
-from dpft.reports.epsilon import delta_warnings
+from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.run_record import with_kind
 from dpft.runs.composition import noise_beside, spent_before, tokenizer_of
 from dpft.runs.saved_run import SpentRun
@@ -75,9 +76,9 @@ class RunPlan:
 
 
 def steps_plan(config: TrainConfig, plan: RunPlan) -> StepsPlan:
-    """Returns the plan of a run without noise: how it clips, or how often it trains alone."""
+    """Return what a run is bound to: how it draws, clips and adds noise, or how long it trains."""
     size = plan.size.num_examples
-    return plan.unnoised or StepsPlan(
+    return plan.clipping or StepsPlan(
         num_examples=size,
         expected_batch_size=config.train.batch_size(size),
         steps=plan.steps,
@@ -132,14 +133,26 @@ def size_of_data(
 def plan_run(
     config: TrainConfig,
     count_rows: Callable[[], int],
+    *,
+    noise_multiplier: float | None = None,
+    calibration: Calibration | None = None,
+    counts: SpentBefore | None = None,
 ) -> RunPlan:
-    """Returns the plan of a run, its noise calibrated.
+    """Return the plan of a run, its noise calibrated unless a multiplier is given.
+
+    Args:
+        config: The run's.
+        count_rows: As in ``public_size``.
+        noise_multiplier: The one that a search or an interrupted run has chosen already.
+        calibration: That of a search, of which this run is a trial.
+        counts: The histogram of a synthesis, which is part of the run's cost.
 
     Raises:
         InputError: The budget cannot be met or the batch is larger than the data.
     """
     from dpft.privacy.planning import make_plan
 
+    config = with_noise(config, noise_multiplier)
     size = public_size(config, count_rows)
     steps = config.train.planned_steps(size.num_examples, of=size.noun)
     phases = method_phases(config, steps, size.num_examples)
@@ -160,6 +173,10 @@ def plan_run(
         mechanism=config.mechanism,
         weights=lambda: last_weights_of(config, phases),
     )
+    if calibration is not None:
+        plan = plan.replace(calibration=calibration, is_trial=True)
+    if counts is not None:
+        plan = plan.replace(counts=counts)
     return RunPlan(size=size, steps=steps, phases=phases, privacy=plan)
 
 
@@ -352,6 +369,16 @@ def with_own_defaults(config: Config, size: PublicSize) -> Config:
         size.num_examples, method=config.method.name, own=config.task.own_defaults
     )
     return config.replace(train=train)
+
+
+def warn_of_guarantee(config: TrainConfig, plan: RunPlan) -> None:
+    """Warn on stderr, before training, of what makes the guarantee weak or void."""
+    if plan.privacy is None:
+        logger.warning("%s", config.privacy.alarm)
+        return
+    warn_of_delta(plan.privacy)
+    if config.privacy.noise_seed is not None:
+        logger.warning(NOT_PRIVATE_SEED)
 
 
 def warn_of_delta(plan: PrivacyPlan) -> None:

@@ -5,11 +5,14 @@
 """
 
 import logging
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from dpft.config.schema import TrainConfig
@@ -17,7 +20,7 @@ from dpft.data.batches import Layout
 from dpft.data.encoding import Encoding
 from dpft.errors import InputError, StateError
 from dpft.evaluation.outputs import ModelOutputs
-from dpft.files import MODEL
+from dpft.files import MODEL, share, sync_tree
 from dpft.generation.decoding import DecodeConfig
 from dpft.kinds import TEXTS, Head
 from dpft.methods.adapter_files import base_folder
@@ -32,7 +35,8 @@ from dpft.models.checkpoint_rows import (
 )
 from dpft.models.loading import dequantize, grow_as_planned, load_with_tokens, new_names, seeded
 from dpft.models.source import ModelConfig, loading_errors, origin
-from dpft.released import TENSORS, recorded_base
+from dpft.parallel.shards import ShardedModel, gathered
+from dpft.released import TENSORS, recorded_base, write_released
 from dpft.runs.modality import modality_of
 from dpft.tasks.base import Task
 from dpft.tasks.corpus import MASKS, CorpusTask
@@ -265,6 +269,47 @@ def digest_of_base(config: TrainConfig) -> str | None:
     except NotInShards as error:
         logger.warning("the ledger will not know the adapter's base by its weights: %s", error)
         return None
+
+
+def held_to_save(method: Method, model: nn.Module) -> Callable[[nn.Parameter], bool]:
+    """Return which parameters a process holds at once when it saves a sharded model.
+
+    A whole model is gathered file by file and block by block. An adapter is held whole, and so is a
+    base that is saved with it because no other place has it.
+    """
+    whole: Any = model
+    saves_base = not method.saves_whole_model and not whole.name_or_path
+    return lambda p: not method.saves_whole_model and (saves_base or p.requires_grad)
+
+
+def save_model(
+    config: TrainConfig,
+    model: PreTrainedModel,
+    processor: Any,
+    folder: Path,
+    base: str | None,
+    shards: ShardedModel | None,
+) -> str:
+    """Save the trained model on rank 0, which other ranks help to gather; return its digest.
+
+    Args:
+        config: The run's.
+        model: Trained.
+        processor: Its tokenizer or image processor, which is saved with it.
+        folder: The run's.
+        base: Digest of the model that an adapter was trained on; None: it is saved too.
+        shards: ``model``, if each process has only a shard of it.
+    """
+    method = config.method
+    gathering = nullcontext()
+    if shards is not None:
+        gathering = gathered(shards, held=held_to_save(method, model))
+    with gathering:
+        method.save(model, folder / MODEL)
+        processor.save_pretrained(folder / MODEL)
+        share(folder / MODEL)
+        sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
+        return write_released(folder / MODEL, base)
 
 
 def check_base(saved: Path, model: ModelConfig) -> None:

@@ -68,7 +68,7 @@ from dpft.reports.report import table, write_tokenizer_report
 from dpft.reports.run_record import data_name
 from dpft.reports.terminal import Answer
 from dpft.runs.exit_codes import crash_kept
-from dpft.runs.folder import WriteRequest, read_begun, refuse_used_folder, start_anew, write_begun
+from dpft.runs.new_run import WriteRequest, read_begun, refuse_used_folder, start_anew, write_begun
 from dpft.runs.run_plan import PublicSize, size_of_data
 from dpft.runs.training_records import NOTE
 from dpft.strict_model import (

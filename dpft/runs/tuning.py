@@ -16,9 +16,8 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -70,21 +69,14 @@ from dpft.reports.privacy_record import selection_of
 from dpft.reports.promises import PrivateRun
 from dpft.reports.report import write_report
 from dpft.runs.exit_codes import FULL_OR_FORBIDDEN, crash_kept, exit_code_of_job
-from dpft.runs.folder import (
-    WriteRequest,
-    hint_of_resume,
-    kept_here,
-    read_begun,
-    refuse_used_folder,
-    start_anew,
-    write_begun,
-)
 from dpft.runs.guarantee import privacy_of
 from dpft.runs.held_out import TrainingData, divide, known_by, load_training_data
-from dpft.runs.run import begin, go_on
-from dpft.runs.run_plan import RunPlan, plan_run, warn_of_delta, with_batch_size
+from dpft.runs.interrupted_run import hint_of_resume, kept_here
+from dpft.runs.new_run import WriteRequest, read_begun, refuse_used_folder, start_anew, write_begun
+from dpft.runs.run_plan import plan_run, warn_of_delta, with_batch_size
 from dpft.runs.saved_run import read_spent
 from dpft.runs.task_model import TrainedModel, check_fit
+from dpft.runs.train import train_run
 from dpft.strict_model import Delta, Positive, StrictModel, Versioned, read_model, write_model
 from dpft.training.checkpoint import checkpoints, delete_generator_states
 
@@ -345,21 +337,16 @@ def train_trial(
         saved = load_saved(path / CONFIGURATION, TrainConfig)
         if is_base_model(saved.model.path or ""):  # The search's folder may have been moved.
             saved = saved.replace(model=saved.model.replace(path=command.model.path))
-        go_on(saved, path, with_curve=False)
+        train_run(saved, path, resumes=True, with_curve=False)
         return
-    config = with_setting(command.settings(), trial.setting)
-
-    def planner(config: TrainConfig, count_units: Callable[[], int]) -> RunPlan:
-        assert config.privacy.guarantee is not None
-        noise = trial.noise_multiplier
-        privacy = config.privacy.guarantee.replace(eps=None, noise_multiplier=noise)
-        plan = plan_run(config.replace(privacy=privacy), count_units)
-        assert plan.privacy is not None
-        return replace(
-            plan, privacy=plan.privacy.replace(calibration=search.calibration, is_trial=True)
-        )
-
-    begin(config, path, planner, write_request=write_request, with_curve=False)
+    train_run(
+        with_setting(command.settings(), trial.setting),
+        path,
+        noise_multiplier=trial.noise_multiplier,
+        calibration=search.calibration,
+        write_request=write_request,
+        with_curve=False,
+    )
 
 
 def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> None:

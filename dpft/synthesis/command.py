@@ -12,18 +12,18 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dpft.config.account import check_folder
+from dpft.config.answers import check_folder
 from dpft.config.composing import given_text
 from dpft.config.keys import in_shell, quoted
 from dpft.config.load import dump
-from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.config.schema import TrainCommand
 from dpft.data.raw_rows import MEMORY, Rows, file_rows, rows_in_memory
 from dpft.data.training_records import new_key
 from dpft.errors import InputError, RunError, StateError
@@ -50,15 +50,14 @@ from dpft.privacy.mechanisms.histogram import noisy_counts
 from dpft.privacy.plan import HistogramPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
 from dpft.reports.terminal import Answer, Figures
-from dpft.runs import run as runs
 from dpft.runs.api import TRAIN_COMMAND, Command, Folder, as_word, checked_words
 from dpft.runs.composition import spent_before
 from dpft.runs.exit_codes import crash_kept
-from dpft.runs.folder import has_begun
+from dpft.runs.new_run import has_begun
 from dpft.runs.run_cost import planned_model
-from dpft.runs.run_plan import RunPlan, plan_run
 from dpft.runs.saved_run import read_spent, read_spent_of_synthesis
 from dpft.runs.task_model import fitted_to, training_head
+from dpft.runs.train import train
 from dpft.strict_model import as_json, values_of
 from dpft.synthesis.config import DRAFT, SynthesizeConfig, configuration, expand
 from dpft.synthesis.draft import draft_schema
@@ -314,12 +313,6 @@ def _train(part: PublicPart, table: PrivateTable, folder: Path) -> None:
     training = folder / TRAINING
     counts = None if part.counts is None else spent_before(read_spent(str(folder)))
 
-    def planner(config: TrainConfig, count_units: Callable[[], int]) -> RunPlan:
-        plan = plan_run(config, count_units)
-        if plan.privacy is None:
-            return plan
-        return replace(plan, privacy=plan.privacy.replace(counts=counts))
-
     with rows_in_memory(records):
         if (training / MODEL).is_dir() or has_begun(training):
             if counts is not None:
@@ -328,7 +321,7 @@ def _train(part: PublicPart, table: PrivateTable, folder: Path) -> None:
             command = TRAIN_COMMAND.load(composed.values, composed.words)
         else:
             command = _training(part)
-        runs.run(command, training, planner=planner)
+        train(command, training, counts=counts)
 
 
 def _training(part: PublicPart) -> TrainCommand:

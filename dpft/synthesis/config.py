@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from omegaconf import DictConfig
 from pydantic import Field
 
-from dpft.config.account import Output
+from dpft.config.answers import Output
 from dpft.config.composing import Words, given_overrides
 from dpft.config.load import load, load_saved
 from dpft.config.schema import AnyMethod, AnyOptimizer, check_units_fit

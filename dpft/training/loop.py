@@ -1,11 +1,11 @@
 """The training loop, read like Algorithm 1 of Abadi et al. 2016.
 
-It knows no task, method or privacy: an engine hands it batches and turns losses into gradients,
-and hooks say what trains and what the optimizer is given.
+It knows no task, method or privacy: an engine hands it batches and turns losses into gradients, the
+state's method decides what trains, and a run writes down each step.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
@@ -13,15 +13,14 @@ from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from dpft.data.batches import Batch, Layout, View, ViewBits, ViewedRows, micro_batches
 from dpft.errors import RunError
 from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, EVERYTHING, Ranks, Share
-from dpft.privacy.losses import MicroBatchResult
+from dpft.privacy.losses import EngineState, MicroBatchResult
 from dpft.privacy.noise import SignalAndNoise
+from dpft.training.training_state import TrainingState
 
 
 class StepEngine(Protocol):
@@ -60,18 +59,14 @@ class StepEngine(Protocol):
             How long its signal and its noise are, where that is measured; private.
         """
 
+    def begin(self) -> None:
+        """Write down what the run is bound to, once its first checkpoint is complete."""
 
-class StepHooks(Protocol):
-    """What a fine-tuning method does around a step's gradient."""
+    def check(self) -> None:
+        """Raise a RunError if what is released and no step changes is not as it was."""
 
-    def begin_step(self, model: nn.Module, step: int) -> None:
-        """Makes the model ready for step ``step`` (counted from 0), before its batch is drawn."""
-
-    def finish_gradient(self, model: nn.Module) -> None:
-        """Turns the finished gradient into that of what the optimizer moves."""
-
-    def begin_update(self, optimizer: Optimizer, step: int) -> None:
-        """Makes the optimizer ready to move the weights at step ``step`` (counted from 0)."""
+    def state(self) -> EngineState:
+        """Return what the next step draws from, for a checkpoint; secret."""
 
 
 @dataclass
@@ -143,39 +138,49 @@ class TrainingSet:
         )
 
 
-def train(
-    model: nn.Module,
-    training_set: TrainingSet,
-    *,
-    engine: StepEngine,
-    optimizer: Optimizer,
-    scheduler: LRScheduler,
-    after_step: Callable[[StepStatistics], None],
-    hooks: StepHooks,
-    ranks: Ranks = ALONE,
-) -> None:
-    """Takes every planned step that is not taken yet; leaves the model in evaluation mode.
+class StepRun(Protocol):
+    """Where the steps are taken: the processes, and what they do when the weights have moved."""
 
-    The model is on ``training_set.device``, and the optimizer over what the hooks leave a gradient
-    for. ``after_step`` is called when the weights have moved, with what the step says of its
-    records. What fails on one of the ranks ends all of them, and one says why.
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that take each step together."""
+
+    def after_step(
+        self, state: TrainingState, engine: StepEngine, statistics: StepStatistics
+    ) -> None:
+        """Write down the step, save a checkpoint if one is due, and end if that was requested."""
+
+
+def train(
+    state: TrainingState, training_set: TrainingSet, engine: StepEngine, run: StepRun
+) -> None:
+    """Take every planned step that is not taken yet; leave the model in evaluation mode.
+
+    An error on one of the ranks ends all of them, and one of them reports it.
+
+    Args:
+        state: The model, on ``training_set.device``, and what moves it.
+        training_set: The records.
+        engine: Draws each step's records and computes its gradient.
+        run: Writes down each step; private numbers of its records go to ``private/``.
 
     Raises:
         RunError: A weight is no longer finite.
         SaidElsewhere: Another process failed.
     """
+    model, method = state.model, state.method
     model.train()
     with engine:
         for step in range(engine.steps_taken + 1, engine.steps + 1):
-            hooks.begin_step(model, step - 1)
-            statistics = compute_gradient(training_set, engine, step, ranks)
-            hooks.finish_gradient(model)
-            with ranks.settled():
-                hooks.begin_update(optimizer, step - 1)
-                optimizer.step()
-                scheduler.step()
+            method.begin_step(model, step - 1)
+            statistics = compute_gradient(training_set, engine, step, run.ranks)
+            method.finish_gradient(model)
+            with run.ranks.settled():
+                method.begin_update(state.optimizer, step - 1)
+                state.optimizer.step()
+                state.scheduler.step()
                 check_weights(model, step)
-            after_step(statistics)
+            run.after_step(state, engine, statistics)
     model.eval()
 
 

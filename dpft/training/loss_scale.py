@@ -121,6 +121,10 @@ class AdaptiveLossScale:
                 *(self._start, self._now.scale),
             )
 
+    def begin(self) -> None:
+        """Begin the log."""
+        self._log.begin()
+
     def record_step(self, mechanism: GaussianStep, gradients: Released) -> None:
         """Records a step, and then takes its noisy sum into account.
 

@@ -8,7 +8,6 @@ training is what clipping costs, and what a private run lacks against it is what
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -16,8 +15,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dpft.devices import autocast
-from dpft.files import CHECKPOINTS
-from dpft.models.losses import per_example_losses
 from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
 from dpft.parallel.reductions import STRETCH, finish_sums
@@ -27,21 +24,12 @@ from dpft.privacy.clipping.batches import count_rows
 from dpft.privacy.clipping.clipper import ClippingChoice, ClippingOptions
 from dpft.privacy.clipping.engines import check_losses
 from dpft.privacy.clipping.options import LossFunction
-from dpft.privacy.engine import PhasedClipper
-from dpft.privacy.losses import MicroBatchResult
+from dpft.privacy.losses import EngineState, MicroBatchResult
+from dpft.privacy.phased_clipper import PhasedClipper
 from dpft.privacy.plan import ClippingPlan
-from dpft.privacy.privacy_config import Clipping
 from dpft.privacy.randomness import ViewStream, make_randomness, private_dropout, restore_randomness
 from dpft.privacy.sampling import PoissonSampler
 from dpft.strict_model import StrictModel, parse
-from dpft.training.checkpoint import BoundRun, ResumePoint, delete_generator_states
-from dpft.training.session import (
-    Session,
-    Start,
-    prepare_training_state,
-    share_start,
-    take_steps,
-)
 
 
 class ShuffledState(StrictModel):
@@ -53,97 +41,6 @@ class ShuffledState(StrictModel):
     """Units of this epoch that no step has drawn yet."""
     dropout: str
     """Of torch's own generator, in hexadecimal."""
-
-
-@dataclass(frozen=True)
-class Clipped:
-    """How a non-private run clips."""
-
-    plan: ClippingPlan
-    privacy: Clipping
-
-
-def train_ordinarily(
-    session: Session,
-    steps: int,
-    resume_point: ResumePoint | None = None,
-    *,
-    clipped: Clipped | None = None,
-) -> None:
-    """Takes ``steps`` non-private steps, without noise; leaves checkpoint and model.
-
-    The first process alone has a resume point, where the run broke off. ``clipped`` says what is
-    drawn and how each gradient is clipped; None: ordinary training.
-
-    Raises:
-        RunError: A weight is no longer finite.
-    """
-
-    def beginning() -> Start:
-        if resume_point is None:
-            return Start(done=0, last_step=steps, secrets={})
-        checkpoint = resume_point.checkpoint
-        state = checkpoint.read_keys().content
-        return Start(done=checkpoint.step, last_step=steps, secrets=state, goes_on=True)
-
-    training_state = prepare_training_state(session, steps, resume_point)
-    start = share_start(session.ranks.first(beginning), training_state, session.ranks)
-    done, goes_on, state = start.done, start.goes_on, start.secrets or None
-    session.method.begin_step(session.model, min(done, steps - 1))
-    bound = BoundRun(clipping=None if clipped is None else clipped.plan)
-    engine = _engine(session, steps, done, state, clipped)
-    take_steps(
-        session,
-        engine,
-        training_state,
-        beside_state=lambda: {"run": bound, "generators": engine.generator_states()},
-        goes_on=goes_on,
-        max_grad_norm=None if clipped is None else clipped.plan.one_max_grad_norm,
-    )
-    session.ranks.first(session.save_model)
-    session.ranks.first(delete_generator_states, session.folder / CHECKPOINTS)
-
-
-def _engine(
-    session: Session,
-    steps: int,
-    done: int,
-    state: Mapping[str, Any] | None,
-    clipped: Clipped | None,
-) -> "OrdinaryEngine | ClippedEngine":
-    """Returns where gradients come from, once the weights have taken ``done`` steps.
-
-    ``state`` is the engine's then; None: it draws from the first step on.
-    """
-    seed, scale = session.settings.seed, session.settings.backward_scale
-    autocast_dtype = session.settings.autocast_dtype
-    if clipped is not None:
-        options = clipped.privacy.clipping_options(scale)
-        return ClippedEngine(
-            session.model,
-            per_example_losses,
-            plan=clipped.plan,
-            options=replace(options, shards=session.shards, autocast=autocast_dtype),
-            choices=session.choices,
-            seed=seed,
-            state=state,
-            steps_taken=done,
-            ranks=session.ranks,
-            shards=session.shards,
-        )
-    return OrdinaryEngine(
-        session.model,
-        per_example_losses,
-        steps=steps,
-        batch_size=session.batch_size,
-        seed=seed,
-        autocast_dtype=autocast_dtype,
-        loss_scale=scale,
-        state=state,
-        steps_taken=done,
-        ranks=session.ranks,
-        shards=session.shards,
-    )
 
 
 class OrdinaryEngine:
@@ -193,13 +90,20 @@ class OrdinaryEngine:
             torch.set_rng_state(_read_state(self._dropout))
         return self
 
-    def generator_states(self) -> dict[str, Any]:
-        """Returns the generators' states, ready for JSON, as the parameter ``state`` takes them."""
-        return {
+    def begin(self) -> None:
+        """Begin nothing: there is no ledger."""
+
+    def check(self) -> None:
+        """Check nothing: the model protects nobody."""
+
+    def state(self) -> EngineState:
+        """Return the generators' states, as the parameter ``state`` takes them."""
+        states = {
             "order": _written_state(self._generator.get_state()),
             "waiting": list(self._waiting),
             "dropout": _written_state(torch.get_rng_state()),
         }
+        return EngineState(generators=states)
 
     def __exit__(self, *_: object) -> None:
         return None
@@ -285,9 +189,15 @@ class ClippedEngine:
     def __exit__(self, *error: object) -> None:
         self._resources.close()
 
-    def generator_states(self) -> dict[str, Any]:
-        """Returns what the next step draws from, as the parameter ``state`` takes it."""
-        return self._randomness.state(self.steps_taken)
+    def begin(self) -> None:
+        """Begin nothing: there is no ledger."""
+
+    def check(self) -> None:
+        """Check nothing: the model protects nobody."""
+
+    def state(self) -> EngineState:
+        """Return what the next step draws from, as the parameter ``state`` takes it."""
+        return EngineState(generators=self._randomness.state(self.steps_taken))
 
     def draw(self, num_units: int) -> list[int]:
         """Starts a step: returns the indices of its batch, which may be empty."""

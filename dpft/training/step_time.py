@@ -15,8 +15,8 @@ from torch import nn
 from dpft.data.batches import Batch, Layout
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping.clipper import CHECKED_MICRO_BATCHES, ClippingOptions
-from dpft.privacy.engine import PhasedClipper
 from dpft.privacy.noise import add_noise
+from dpft.privacy.phased_clipper import PhasedClipper
 from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.randomness import make_randomness
 from dpft.strict_model import AtLeastOne, NotNegative, StrictModel

@@ -1,4 +1,4 @@
-"""Model, optimizer and schedule: what a step moves, and how a checkpoint keeps it in safetensors.
+"""The state that a step moves, and how a checkpoint keeps it in safetensors.
 
 Where the model is in shards, each rank of the first row of the grid writes the shard that it has;
 the other rows have the same. What is whole on every rank, such as a buffer or Adam's ``step``, is
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -37,11 +37,26 @@ ON_HOST = ("step",)
 """Numbers of an optimizer that it reads itself, so that no device has to be asked for them."""
 
 
+class StepHooks(Protocol):
+    """What a fine-tuning method does around a step's gradient."""
+
+    def begin_step(self, model: nn.Module, step: int) -> None:
+        """Make the model ready for step ``step`` (counted from 0), before its batch is drawn."""
+
+    def finish_gradient(self, model: nn.Module) -> None:
+        """Turn the finished gradient into that of what the optimizer moves."""
+
+    def begin_update(self, optimizer: Optimizer, step: int) -> None:
+        """Make the optimizer ready to move the weights at step ``step`` (counted from 0)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
     """Model, optimizer and schedule: what a step moves, and a checkpoint keeps."""
 
     model: nn.Module
+    method: StepHooks
+    """Prepared the model, and decides what trains in each step."""
     optimizer: Optimizer
     scheduler: LambdaLR
 

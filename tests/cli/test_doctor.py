@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dpft.reports import doctor
-from dpft.reports.doctor import Check
+from dpft.runs import doctor
+from dpft.runs.doctor import Check
 from tests.stories.tiny import Workspace
 
 

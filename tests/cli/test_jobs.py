@@ -25,14 +25,14 @@ from dpft.cli.jobs import (
     launch_error,
     note_root,
     remove_empty_folders,
+    requeued_if_preempted,
     sweep_folder,
-    until_preempted,
 )
 from dpft.cli.main import main
 from dpft.config.composing import as_input_error
 from dpft.errors import InputError, RunError
 from dpft.parallel.rank_environment import TERMINATED, Task, termination_requests
-from dpft.runs.exit_codes import termination_as_exit
+from dpft.runs.exit_codes import Outcome, termination_as_exit
 
 
 class ForkingLauncher(BasicLauncher):
@@ -247,6 +247,13 @@ def told(*numbers: int) -> Callable[[], int]:
         return 0
 
     return job
+
+
+def until_preempted(job: Callable[[], int], place: Task | None) -> int:
+    outcome = Outcome()
+    with requeued_if_preempted(outcome, place):
+        outcome.exit_code = job()
+    return outcome.exit_code
 
 
 @pytest.mark.parametrize(

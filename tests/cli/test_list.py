@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dpft.cli.main import main
-from dpft.config.composing import GROUPS, LISTED, listed, purpose
+from dpft.config.listing import GROUPS, LISTED, listed, purpose
 from dpft.config.load import config_directory
 from tests.slowness import slow_but
 

@@ -36,8 +36,9 @@ def test_every_outcome_has_its_exit_code_and_leaves_no_empty_folder(
 def test_a_reader_that_goes_away_ends_the_command_quietly_as_sigpipe_does(letters: int) -> None:
     """What fits into the pipe is written when all has been said, which must not fail either."""
     program = (
-        "import sys, time; from dpft.runs.exit_codes import exit_code_of_command;"
-        f"sys.exit(exit_code_of_command(lambda: time.sleep(0.5) or print('x' * {letters}) or 0))"
+        "import sys, time\nfrom dpft.runs.exit_codes import Outcome, command_outcome\n"
+        "outcome = Outcome()\nwith command_outcome(outcome):\n"
+        f"    time.sleep(0.5)\n    print('x' * {letters})\nsys.exit(outcome.exit_code)"
     )
     command = f"{sys.executable} -c {shlex.quote(program)} | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from dpft.config.account import ReportConfig
 from dpft.config.load import from_values
+from dpft.config.report import ReportConfig
 
 
 def refusal(**values: object) -> str:

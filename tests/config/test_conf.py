@@ -12,9 +12,12 @@ from dpft.audit.base import AuditConfig
 from dpft.cli.commands import subcommand
 from dpft.cli.main import SUBCOMMANDS
 from dpft.config import schema
-from dpft.config.account import AccountConfig, DoctorConfig, ReportConfig
-from dpft.config.composing import ListConfig, compose
+from dpft.config.account import AccountConfig
+from dpft.config.composing import compose
+from dpft.config.doctor import DoctorConfig
+from dpft.config.listing import ListConfig
 from dpft.config.load import config_directory, load, load_saved, to_yaml
+from dpft.config.report import ReportConfig
 from dpft.config.schema import TokenizerCommand
 from dpft.config.tune import TuneCommand
 from dpft.errors import InputError

@@ -9,9 +9,10 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from dpft.config.account import AccountConfig, ReportConfig
+from dpft.config.account import AccountConfig
 from dpft.config.composing import compose
 from dpft.config.load import config_directory, load
+from dpft.config.report import ReportConfig
 from dpft.config.schema import TrainCommand
 from dpft.privacy.plan import planned_steps
 from dpft.runs.configuring import without_recipes_promise

@@ -24,12 +24,11 @@ from dpft.methods.layers import ReparametrizedLinear
 from dpft.methods.rgp import RGP
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from dpft.training.optimizers import AdamW, SchedulerConfig, make_scheduler
-from dpft.training.ordinary import train_ordinarily
-from dpft.training.private_run import train_privately
 from dpft.training.training_state import TrainingState
 from tests.privacy.clipping.oracle import ENGINES, TOLERANCE, clipped, distance, unit_gradients
 from tests.slowness import slow_but
 from tests.training import toy
+from tests.training.toy import train_ordinarily, train_privately
 
 BERT = {
     "vocab_size": 17, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -268,7 +267,6 @@ def test_a_weight_shared_by_two_layers_is_refused():
 def with_method(folder: Path, method: RGP, model: nn.Module, **settings):
     own = toy.session(folder, model, **settings)
     object.__setattr__(own, "method", method)
-    object.__setattr__(own, "save_model", lambda: method.save(model, folder / "model"))
     return own
 
 
@@ -278,10 +276,11 @@ def test_training_moves_the_weights_and_saves_them_as_a_plain_model(tmp_path, pr
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     method.prepare(model)
     own = with_method(tmp_path, method, model)
+    saved = {"save_model": lambda run: method.save(model, run.folder / "model")}
     if private:
-        train_privately(own, toy.plan(), toy.privacy(), epsilon_after=toy.spent)
+        train_privately(own, toy.plan(), toy.privacy(), epsilon_after=toy.spent, **saved)
     else:
-        train_ordinarily(own, 5)
+        train_ordinarily(own, 5, **saved)
     loaded = GPT2LMHeadModel.from_pretrained(tmp_path / "model").eval()
     moved = {n for n, p in loaded.named_parameters() if not torch.equal(p, start[n])}
     assert moved == {f"{name}.weight" for name in layers(model)}
@@ -294,7 +293,7 @@ def training_state(method: RGP, model: nn.Module) -> TrainingState:
     method.begin_step(model, 0)
     optimizer = AdamW().make(method.moved_parameters(model), learning_rate=0.1, weight_decay=0.0)
     scheduler = make_scheduler(optimizer, SchedulerConfig(), steps=9)
-    return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
+    return TrainingState(model=model, method=method, optimizer=optimizer, scheduler=scheduler)
 
 
 def take_steps(method: RGP, state: TrainingState, steps: range) -> None:

@@ -25,8 +25,6 @@ from dpft.training.optimizers import (
     AdamW,
     learning_rate_factor,
 )
-from dpft.training.ordinary import train_ordinarily
-from dpft.training.private_run import train_privately
 from dpft.training.synthetic_batches import synthetic_batch
 from dpft.training.training_state import TrainingState
 from tests.clipped_batches import clipped_batches
@@ -34,6 +32,7 @@ from tests.privacy.clipping.oracle import ENGINES, TOLERANCE, distance, unit_gra
 from tests.self_checks import checked_phases
 from tests.slowness import slow
 from tests.training import toy
+from tests.training.toy import train_ordinarily, train_privately
 
 STEPS, SWITCH = 5, 2
 

@@ -33,8 +33,8 @@ from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import Randomness, make_randomness, restore_randomness
 from dpft.training.loop import TrainingSet, compute_gradient
-from dpft.training.session import gathered
 from dpft.training.training_config import autocast_dtype
+from dpft.training.training_run import gathered
 from tests.privacy.test_methods_twin import BERT, IDS, RECIPES, SHAPES, WORDS, Shape, row
 from tests.self_checks import checked_phases
 

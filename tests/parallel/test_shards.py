@@ -16,7 +16,7 @@ from dpft.parallel.cutting import blocks_apart, check_can_be_sharded, local, rep
 from dpft.parallel.ranks import ALONE, RankLost, Ranks, Share, make_grid
 from dpft.parallel.reductions import Rounds
 from dpft.parallel.shards import ShardedModel, gathered
-from dpft.runs.prepared_run import held_to_save
+from dpft.runs.task_model import held_to_save
 from dpft.training.loop import compute_gradient
 from tests.parallel.forked import on_ranks
 from tests.parallel.small_steps import (

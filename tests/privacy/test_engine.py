@@ -9,8 +9,9 @@ from torch import nn
 from dpft.errors import RunError
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.clipping.sums import rounding_headroom
-from dpft.privacy.engine import PhasedClipper, PrivacyEngine
+from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import Ledger, read_ledger
+from dpft.privacy.phased_clipper import PhasedClipper
 from dpft.privacy.plan import Phase
 from dpft.privacy.randomness import make_randomness
 from dpft.privacy.sampling import PoissonSampler
@@ -327,9 +328,9 @@ def test_trust_rule_4_when_a_step_is_done_its_keys_are_forgotten(ledger):
     model = linear()
     engine = make_engine(model, ledger, seed=None)
     with engine:
-        before = engine.secret_keys()
+        before = engine.state().generators
         take_step(engine, model)
-        after = engine.secret_keys()
+        after = engine.state().generators
     assert (before["step"], after["step"]) == (0, 1)
     assert set(before["keys"].values()).isdisjoint(after["keys"].values())
     assert all(key.step == 1 for key in engine._randomness._keys.values())

@@ -3,8 +3,10 @@
 import pytest
 
 from dpft.config.schema import TrainCommand, TrainConfig
-from dpft.runs.folder import fresh_secrets
-from dpft.runs.prepared_run import Prepared, prepare
+from dpft.data.encoding import Encoding
+from dpft.models.architecture import read_architecture
+from dpft.runs.modality import modality_of
+from dpft.runs.task_model import encoding_of, fitted_to, training_head
 from tests.config.test_conf import loaded
 from tests.stories.tiny import make_workspace
 
@@ -36,8 +38,14 @@ def config(command: TrainCommand) -> TrainConfig:
 
 
 @pytest.fixture(scope="session")
-def prepared(config: TrainConfig) -> Prepared:
-    return prepare(config, fresh_secrets(config), None)
+def encoding(config: TrainConfig) -> Encoding:
+    """How the run's records become rows of its model."""
+    architecture = read_architecture(config.model)
+    fitted = fitted_to(config, architecture)
+    head = training_head(fitted, architecture)
+    tokens = fitted.task.special_tokens
+    processor = modality_of(fitted.task).processor(fitted.task, architecture, head, tokens=tokens)
+    return encoding_of(fitted.task, architecture, head, processor)
 
 
 @pytest.fixture(scope="module", autouse=True)

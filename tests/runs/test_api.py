@@ -29,8 +29,8 @@ from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.runs import tuning
 from dpft.runs.api import EVALUATE_COMMAND
 from dpft.runs.configuring import evaluate_configuration
-from dpft.runs.folder import WriteRequest
-from dpft.runs.opened_run import Run
+from dpft.runs.finished_run import Run
+from dpft.runs.new_run import WriteRequest
 from dpft.runs.tuning import resumed_search
 from tests.stories.tiny import METRICS, Workspace, make_workspace
 

@@ -6,8 +6,8 @@ import pytest
 
 from dpft.config.schema import ExportConfig
 from dpft.errors import InputError
-from dpft.runs import opened_run
-from dpft.runs.opened_run import export, new_folder, whole_or_absent
+from dpft.runs import export as export_module
+from dpft.runs.export import export, new_folder, whole_or_absent
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_an_export_that_fails_halfway_leaves_nothing(tmp_path: Path) -> None:
 def test_a_folder_is_chosen_before_the_model_is_read(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opened_run, "saved_run", lambda _: None)
+    monkeypatch.setattr(export_module, "saved_run", lambda _: None)
     with pytest.raises(InputError, match="to must be a new folder"):
         export(ExportConfig(run=str(run), to=str(run), merge=True))
     assert not (run / "private").exists()

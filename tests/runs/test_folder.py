@@ -10,9 +10,9 @@ from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.errors import InputError
 from dpft.privacy.ledger import first_line
 from dpft.reports.sections import origin_rows, title
-from dpft.runs import folder as folders
-from dpft.runs.folder import (
-    automatically_resumed,
+from dpft.runs import interrupted_run
+from dpft.runs.interrupted_run import automatically_resumed
+from dpft.runs.new_run import (
     checked_out_commit,
     digest_of,
     origin,
@@ -176,7 +176,7 @@ def test_auto_resumes_a_run_of_the_same_settings_only(
         automatically_resumed(given, folder)
     write_begun(folder, asked=digest_of(given.settings()))
     resumed = given.replace(resume=str(folder))
-    monkeypatch.setattr(folders, "resumed_configuration", lambda *_: resumed)
+    monkeypatch.setattr(interrupted_run, "resumed_configuration", lambda *_: resumed)
     assert automatically_resumed(given, folder) == resumed
     others = given.replace(privacy=given.privacy.replace(eps=8.0))
     with pytest.raises(InputError, match="has others"):
@@ -192,7 +192,7 @@ def test_auto_resumes_a_run_without_privacy(
     (tmp_path / "config.yaml").touch()
     write_begun(tmp_path, asked=digest_of(given.settings()))
     resumed = given.replace(resume=str(tmp_path))
-    monkeypatch.setattr(folders, "resumed_configuration", lambda *_: resumed)
+    monkeypatch.setattr(interrupted_run, "resumed_configuration", lambda *_: resumed)
     assert automatically_resumed(given, tmp_path) == resumed
 
 

@@ -15,9 +15,8 @@ from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.replay_log import read_run_ledger
 from dpft.runs.ending import report
 from dpft.runs.run_plan import PublicSize, RunPlan
-from dpft.training.private_run import train_privately
 from tests.runs.configs import settings, with_privacy
-from tests.training.toy import plan, privacy, session, spent
+from tests.training.toy import plan, privacy, session, spent, train_privately
 
 COUNTS = ParameterCounts(trainable=5, new=0, total=9)
 SCORES = Evaluation(

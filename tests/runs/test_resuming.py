@@ -18,19 +18,18 @@ from dpft.files import AUDIT_KEY, FINGERPRINT, HELD_OUT_KEY, UNIT_KEY, private_p
 from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.reports.run_record import write_metrics
-from dpft.runs import folder as folders
-from dpft.runs.folder import (
+from dpft.runs.held_out import Division
+from dpft.runs.interrupted_run import (
     MAY_CHANGE,
     SECTIONS,
-    fingerprint_text,
+    check_same_records,
     has_scores,
     hint_of_resume,
     read_secrets,
     restored_plan,
     resumed_configuration,
-    same_records,
 )
-from dpft.runs.held_out import Division
+from dpft.runs.new_run import Secrets, fingerprint_text
 from dpft.runs.run_plan import plan_run
 from dpft.strict_model import as_json, parse
 from dpft.training.checkpoint import BoundRun, Checkpoint, ResumePoint
@@ -214,7 +213,7 @@ def test_trust_rule_9_a_run_goes_on_with_noise_or_clipping_as_it_began(
 
 
 def test_secrets_are_read_as_they_were_written(tmp_path: Path) -> None:
-    assert read_secrets(tmp_path) == folders.Secrets(unit_key=b"", held_out_key=None, audit_key=b"")
+    assert read_secrets(tmp_path) == Secrets(unit_key=b"", held_out_key=None, audit_key=b"")
     division = Division(kept=[0], scored={}, key=b"h" * 32, fingerprint="f")
     keys = {UNIT_KEY: 32 * b"u", AUDIT_KEY: 32 * b"a"}
     texts = {name: f"{key.hex()}\n" for name, key in keys.items()}
@@ -230,13 +229,13 @@ def test_secrets_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_trust_rule_9_other_records_or_another_order_are_refused(tmp_path: Path) -> None:
     records = training_set()
     write_private(tmp_path, {FINGERPRINT: fingerprint_text(records)})
-    same_records(tmp_path, records)
+    check_same_records(tmp_path, records)
     grouped = replace(records, units=[[number] for number in range(12)])
     for others in (records.examples[::-1], records.examples[1:]):
         with pytest.raises(InputError, match="the training records that the run began with"):
-            same_records(tmp_path, replace(records, examples=others))
+            check_same_records(tmp_path, replace(records, examples=others))
     with pytest.raises(InputError, match="the training records that the run began with"):
-        same_records(tmp_path, grouped)
+        check_same_records(tmp_path, grouped)
 
 
 def test_a_fingerprint_is_the_owners_alone_and_says_nothing_without_its_key(
@@ -256,7 +255,7 @@ def test_a_fingerprint_is_the_owners_alone_and_says_nothing_without_its_key(
 def test_a_damaged_fingerprint_is_refused(tmp_path: Path, content: str) -> None:
     private_path(tmp_path, FINGERPRINT).write_text(content)
     with pytest.raises(StateError, match="fingerprint cannot be read"):
-        same_records(tmp_path, training_set())
+        check_same_records(tmp_path, training_set())
 
 
 def test_scores_are_of_the_stage_that_was_asked_for(tmp_path: Path) -> None:

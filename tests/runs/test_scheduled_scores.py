@@ -15,7 +15,7 @@ from dpft.evaluation.evaluate import Evaluation
 from dpft.files import PROGRESS
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.runs import evaluation
-from dpft.runs.evaluation import scheduled_scores
+from dpft.runs.evaluation import ScheduledScores
 from dpft.training import loop
 from dpft.training.listeners import PublicStep
 from dpft.training.progress import ProgressRecord
@@ -148,13 +148,9 @@ def take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
             method=SimpleNamespace(extra_positions=0),
             train=SimpleNamespace(batch_size=lambda size: 8),
         )
-        prepared = SimpleNamespace(
-            config=config, model=None, encoding=None,
-            division=SimpleNamespace(scored={"test": [1]}),
-            plan=SimpleNamespace(size=SimpleNamespace(num_examples=100)),
-        )  # fmt: skip
         progress, seen = ProgressRecord(tmp_path), {}
-        scheduled = scheduled_scores(prepared, progress)
+        scored: Any = {"test": [1]}
+        scheduled = ScheduledScores.of_run(config, 100, None, None, scored, progress)
         assert scheduled is not None
         spent = SpentEpsilon(epsilon=1.0, accountant="rdp")
         progress.begin(start)

@@ -12,7 +12,7 @@ from dpft.privacy.accounting import account
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.plan import StepsPlan
 from dpft.reports.privacy_record import started_from, starting_sentences
-from dpft.runs.run import starting_models
+from dpft.runs.new_run import starting_models
 from dpft.strict_model import as_json
 from tests.reports.plain import WITH_TOKENIZER, plain
 from tests.reports.test_privacy_record import record as private

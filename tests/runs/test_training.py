@@ -1,4 +1,4 @@
-"""What is said and proved before training, and by whom its steps are taken."""
+"""What is reported and checked before training, and of a run that has ended."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +12,12 @@ from dpft.data.batches import TextLayout
 from dpft.errors import InputError, StateError
 from dpft.privacy.clipping.clipper import ClippingChoice, PerExampleClipper
 from dpft.privacy.plan import Phase
-from dpft.runs import prepared_run
-from dpft.runs.prepared_run import check_clipper, train, warn
-from dpft.runs.run_plan import RunPlan, plan_run
+from dpft.runs.interrupted_run import check_ended
+from dpft.runs.run_plan import RunPlan, plan_run, warn_of_guarantee
+from dpft.runs.self_check import check_clipper
 from dpft.training.checkpoint import BoundRun, Checkpoint, ResumePoint, promises
 from tests.runs.configs import settings, with_privacy
-from tests.training.toy import tiny_model, training_set
+from tests.training.toy import tiny_model
 
 
 def configuration(*given: str) -> TrainConfig:
@@ -41,7 +41,7 @@ def plan(config: TrainConfig) -> RunPlan:
 def test_a_run_without_privacy_says_so(
     ordinary: TrainConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    warn(ordinary, plan(ordinary))
+    warn_of_guarantee(ordinary, plan(ordinary))
     assert [record.message for record in caplog.records] == [
         "privacy=none: this run is not private"
     ]
@@ -50,10 +50,10 @@ def test_a_run_without_privacy_says_so(
 def test_a_seed_and_a_large_delta_are_warned_of_and_nothing_else_is(
     private: TrainConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    warn(private, plan(private))
+    warn_of_guarantee(private, plan(private))
     assert caplog.records == []
     config = with_privacy(private, noise_seed=1, num_examples=40000, delta=1 / 40000)
-    warn(config, plan(config))
+    warn_of_guarantee(config, plan(config))
     delta, seed = [record.message for record in caplog.records]
     assert delta.startswith("delta = 2.5e-05 is equal to") and "reproducible: not private" in seed
 
@@ -87,7 +87,9 @@ def test_every_phase_has_a_self_check_with_its_own_norm(
     steps: list[int] = []
     monkeypatch.setattr(type(private.method), "begin_step", lambda *given: steps.append(given[-1]))
     model = tiny_model().eval()
-    choices = check_clipper(private, in_two_phases(private), model, TextLayout(pad_token_id=0))
+    choices = check_clipper(
+        private, in_two_phases(private).clipping, model, TextLayout(pad_token_id=0)
+    )
     assert [clipper.sensitivity for clipper in checked] == [0.1, 0.7]
     assert [choice.engine for choice in choices] == ["engine 1", "engine 2"]
     assert steps == [0, 2, 0], "the parameters of the first phase are trainable again"
@@ -98,71 +100,8 @@ def test_a_run_without_privacy_has_no_self_check(
     ordinary: TrainConfig, checked: list[PerExampleClipper]
 ) -> None:
     layout = TextLayout(pad_token_id=0)
-    assert check_clipper(ordinary, plan(ordinary), tiny_model(), layout) == ()
+    assert check_clipper(ordinary, plan(ordinary).clipping, tiny_model(), layout) == ()
     assert checked == []
-
-
-class Tokenizer:
-    """Stands in for the tokenizer: a file of its own in the model's folder."""
-
-    def save_pretrained(self, folder: Path) -> None:
-        (folder / "tokenizer.json").write_text("{}")
-
-
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """By whom steps would be taken, and what they were handed; none is."""
-    calls: list[tuple[str, Any]] = []
-
-    def private(session: Any, plan: Any, *_: Any, **given: Any) -> None:
-        calls.append(("private", SimpleNamespace(session=session, plan=plan, **given)))
-
-    def ordinary(session: Any, steps: int, resume_point: Any, **_: Any) -> None:
-        calls.append(("ordinary", SimpleNamespace(session=session, steps=steps)))
-
-    monkeypatch.setattr(prepared_run, "train_privately", private)
-    monkeypatch.setattr(prepared_run, "train_ordinarily", ordinary)
-
-    def read(*given: Any) -> SimpleNamespace:
-        calls.append(("read back", given))
-        return SimpleNamespace()
-
-    monkeypatch.setattr(prepared_run, "prepare_training_state", read)
-    return calls
-
-
-def trained(config: TrainConfig, folder: Path, point: ResumePoint | None = None) -> None:
-    prepared: Any = SimpleNamespace(
-        config=config,
-        plan=plan(config),
-        model=tiny_model(),
-        processor=Tokenizer(),
-        training_set=training_set(),
-        choices=(),
-        shards=None,
-    )
-    train(prepared, folder, point)
-
-
-def test_the_plan_decides_by_whom_steps_are_taken(
-    private: TrainConfig, ordinary: TrainConfig, tmp_path: Path, taken: list[tuple[str, Any]]
-) -> None:
-    trained(private, tmp_path)
-    trained(ordinary, tmp_path)
-    (first, privately), (second, ordinarily) = taken
-    assert (first, second) == ("private", "ordinary")
-    assert privately.plan == plan(private).privacy
-    assert privately.session.num_examples == plan(private).size.num_examples == 42061
-    assert (ordinarily.steps, ordinarily.session.phases) == (3, plan(ordinary).phases)
-
-
-def test_a_model_is_saved_with_its_tokenizer(
-    private: TrainConfig, tmp_path: Path, taken: list[tuple[str, Any]]
-) -> None:
-    trained(private, tmp_path)
-    taken[0][1].session.save_model()
-    names = {path.name for path in (tmp_path / "model").iterdir()}
-    assert {"model.safetensors", "config.json", "tokenizer.json"} <= names
 
 
 def ended(config: TrainConfig, step: int = 3) -> ResumePoint:
@@ -174,30 +113,16 @@ def ended(config: TrainConfig, step: int = 3) -> ResumePoint:
     return ResumePoint(checkpoint=Checkpoint(path=path, step=step, run=run), ledger=ledger)
 
 
-def test_a_run_that_has_ended_takes_no_step_and_is_only_read_back(
-    private: TrainConfig, ordinary: TrainConfig, tmp_path: Path, taken: list[tuple[str, Any]]
-) -> None:
-    keys = tmp_path / "private/checkpoints/step-00000003/generators.json"
-    for config in (private, ordinary):
-        keys.parent.mkdir(parents=True, exist_ok=True)
-        keys.write_text("{}")
-        trained(config, tmp_path, ended(config))
-        assert not keys.exists()
-    assert [name for name, _ in taken] == ["read back"] * 2
-
-
 def test_trust_rule_9_a_report_promises_nothing_that_the_run_did_not_begin_with(
-    private: TrainConfig, tmp_path: Path, taken: list[Any]
+    private: TrainConfig,
 ) -> None:
     edited = with_privacy(private, noise_seed=1)
     with pytest.raises(InputError, match="got another privacy.noise_seed"):
-        trained(edited, tmp_path, ended(private))
-    assert taken == []
+        check_ended(ended(private), plan(edited), edited.privacy.guarantee)
+    check_ended(ended(private), plan(private), private.privacy.guarantee)
 
 
-def test_a_run_without_a_ledger_has_not_ended_before_its_last_step(
-    ordinary: TrainConfig, tmp_path: Path, taken: list[Any]
-) -> None:
+def test_a_run_without_a_ledger_has_not_ended_before_its_last_step(ordinary: TrainConfig) -> None:
     with pytest.raises(StateError, match="is gone, and the run has taken 2 of 3 steps"):
-        trained(ordinary, tmp_path, ended(ordinary, step=2))
-    assert taken == []
+        check_ended(ended(ordinary, step=2), plan(ordinary), None)
+    check_ended(ended(ordinary), plan(ordinary), None)

@@ -12,7 +12,7 @@ import torch
 from dpft.config.schema import TrainConfig
 from dpft.data.batches import TextLayout
 from dpft.data.canaries import COIN, Canary
-from dpft.data.encoding import TokenRows
+from dpft.data.encoding import Encoding, TokenRows
 from dpft.data.sources import load_examples
 from dpft.data.tokenization import TokenizedExample
 from dpft.data.training_records import bounded_units
@@ -20,7 +20,6 @@ from dpft.errors import InputError
 from dpft.kinds import CAUSAL, TEXT
 from dpft.runs import training_records
 from dpft.runs.held_out import Division, TrainingData, divide, known_by, load_training_data
-from dpft.runs.prepared_run import Prepared
 from dpft.runs.training_records import check_canaries, make_training_set, render, summarize
 from dpft.tasks.base import Example, Record
 from dpft.training.loop import TrainingSet
@@ -52,27 +51,27 @@ def three_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(
-    config: TrainConfig, prepared: Prepared, given: Sequence[Record], owners: Sequence[str] | None
+    config: TrainConfig, encoding: Encoding, given: Sequence[Record], owners: Sequence[str] | None
 ) -> TrainingSet:
     data = TrainingData(examples=given, units=owners)
-    return make_training_set(config, data, prepared.encoding, CPU, unit_key=KEY)
+    return make_training_set(config, data, encoding, CPU, unit_key=KEY)
 
 
 def test_records_without_units_are_the_rows_that_have_something_to_learn(
-    config: TrainConfig, prepared: Prepared
+    config: TrainConfig, encoding: Encoding
 ) -> None:
-    found = made(with_privacy(config, unit="example"), prepared, RECORDS, None)
-    rows = [row for row in prepared.encoding.rows(RECORDS) if row.has_label]
+    found = made(with_privacy(config, unit="example"), encoding, RECORDS, None)
+    rows = [row for row in encoding.rows(RECORDS) if row.has_label]
     assert isinstance(found.examples, TokenRows)
     assert list(found.examples) == rows
     assert (found.units, found.excluded, found.num_units) == (None, 2, 6)
 
 
 def test_records_of_units_stay_in_their_places_and_the_same_ones_are_kept(
-    config: TrainConfig, prepared: Prepared
+    config: TrainConfig, encoding: Encoding
 ) -> None:
-    found = made(config, prepared, RECORDS, OWNERS)
-    rows = prepared.encoding.rows(RECORDS)
+    found = made(config, encoding, RECORDS, OWNERS)
+    rows = encoding.rows(RECORDS)
     assert list(found.examples) == rows
     usable = [row.has_label for row in rows]
     assert found.units == bounded_units(OWNERS, usable=usable, records_per_unit=2, key=KEY)
@@ -89,14 +88,14 @@ def test_training_data_are_those_that_a_list_of_them_holds(config: TrainConfig) 
 
 
 def test_what_is_held_out_does_not_depend_on_how_records_are_kept(
-    config: TrainConfig, prepared: Prepared
+    config: TrainConfig, encoding: Encoding
 ) -> None:
     packed = load_training_data(config)
     listed = TrainingData(examples=list(packed.examples), units=packed.units)
     one, other = (divide(config, data, KEY) for data in (packed, listed))
     assert one == other and len(one.kept) < len(listed.examples)
     first, second = (
-        make_training_set(config, data.only(one.kept), prepared.encoding, CPU, unit_key=KEY)
+        make_training_set(config, data.only(one.kept), encoding, CPU, unit_key=KEY)
         for data in (packed, listed)
     )
     assert list(first.examples) == list(second.examples) and first.units == second.units
@@ -104,11 +103,11 @@ def test_what_is_held_out_does_not_depend_on_how_records_are_kept(
 
 
 def test_trust_rule_11_reading_and_encoding_write_no_file(
-    config: TrainConfig, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+    config: TrainConfig, encoding: Encoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "_opened", opened := [])
     data = load_training_data(config)
-    make_training_set(config, data, prepared.encoding, CPU, unit_key=KEY)
+    make_training_set(config, data, encoding, CPU, unit_key=KEY)
     monkeypatch.undo()
     assert str(config.task.data_dir) in [str(path) for path, _ in opened]
     written = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -116,14 +115,14 @@ def test_trust_rule_11_reading_and_encoding_write_no_file(
 
 
 def test_every_canary_must_fit_whichever_is_the_longest(
-    config: TrainConfig, prepared: Prepared
+    config: TrainConfig, encoding: Encoding
 ) -> None:
     """Canaries of as many words may differ in tokens; one that is cut could not be found."""
-    long = canary("learn " * prepared.encoding.max_length)
+    long = canary("learn " * encoding.max_length)
     for canaries in ([long, canary("learn")], [canary("learn"), long]):
         with pytest.raises(InputError, match="must have room for the canaries"):
-            check_canaries(canaries, config.task, prepared.encoding)
-    check_canaries([canary("learn")], config.task, prepared.encoding)
+            check_canaries(canaries, config.task, encoding)
+    check_canaries([canary("learn")], config.task, encoding)
 
 
 def canary(learned: str) -> Canary:

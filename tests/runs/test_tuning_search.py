@@ -19,11 +19,11 @@ from dpft.errors import InputError, RunError
 from dpft.files import KEYS
 from dpft.privacy.accounting.selection import ACCOUNTANT
 from dpft.privacy.randomness import PURPOSES, Randomness, make_randomness
-from dpft.runs import run, tuning
+from dpft.runs import train, tuning
 from dpft.runs.modality import text
 from dpft.runs.tuning import everything_to, owner_only, resumed_search
-from dpft.training import private_run
-from dpft.training.session import Diagnostics
+from dpft.training import loop, start
+from dpft.training.diagnostics import Diagnostics
 from tests.config.test_tune import command
 from tests.stories.tiny import EVALUATION, SETTING, Outcome, Workspace, make_workspace, unnamed
 
@@ -150,10 +150,10 @@ def test_a_search_that_has_ended_is_left_alone_and_its_folder_is_taken(
     ("owner", "function", "call", "error", "code"),
     [
         # Between the second trial's end and the third one's beginning.
-        (tuning, "begin", 3, KeyboardInterrupt(), 130),
+        (tuning, "train_run", 3, KeyboardInterrupt(), 130),
         # Inside the second trial, after its training.
-        (run, "report", 2, KeyboardInterrupt(), 130),
-        (run, "report", 2, OSError(errno.ENOSPC, "No space left on device", "x"), 1),
+        (train, "report", 2, KeyboardInterrupt(), 130),
+        (train, "report", 2, OSError(errno.ENOSPC, "No space left on device", "x"), 1),
         # What a trial needs is gone for a while.
         (text, "load_tokenizer", 2, InputError("model.path must be a folder."), 2),
         (tuning, "publish", 1, KeyboardInterrupt(), 130),
@@ -198,7 +198,7 @@ def test_a_trial_that_crashes_or_diverges_counts_as_the_worst(
     for call, error in ((2, RunError("weights are not finite.")), (2, ZeroDivisionError("oh"))):
         name = f"crash-{type(error).__name__}"
         with monkeypatch.context() as patch:
-            patch.setattr(run, "train", breaking(run.train, call, error))
+            patch.setattr(loop, "train", breaking(loop.train, call, error))
             crashed = workspace.run("tune", *SEARCH, f"hydra.run.dir={name}")
         assert crashed.code == 0, crashed.err
         assert len(crashed.err.splitlines()) == len(outcome.err.splitlines())
@@ -248,7 +248,7 @@ def test_a_search_without_a_score_ends_with_an_error_and_publishes_nothing(
     def fails(*args: Any, **kwargs: Any) -> None:
         raise RunError("weights are not finite.")
 
-    monkeypatch.setattr(run, "train", fails)
+    monkeypatch.setattr(loop, "train", fails)
     failed = workspace.run("tune", *SEARCH, WITHOUT_TEXTS, "hydra.run.dir=failed")
     assert failed.code == 1
     assert "the search ended without a single score" in failed.err
@@ -266,7 +266,7 @@ def test_trust_rule_4_every_trial_of_a_search_has_keys_of_its_own(
         keys.extend(key.at(0) for key in made._keys.values())
         return made
 
-    monkeypatch.setattr(private_run, "make_randomness", recorded)
+    monkeypatch.setattr(start, "make_randomness", recorded)
     search = [each for each in SEARCH if not each.startswith("privacy.noise_seed")]
     done = workspace.run("tune", *search, WITHOUT_TEXTS, f"hydra.run.dir={tmp_path / 'run'}")
     assert done.code == 0, done.err
@@ -277,7 +277,7 @@ def test_a_search_goes_on_with_the_records_that_it_began_with_alone(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(tuning, "begin", breaking(tuning.begin, 1, KeyboardInterrupt()))
+        patch.setattr(tuning, "train_run", breaking(tuning.train_run, 1, KeyboardInterrupt()))
         assert workspace.run("tune", *SEARCH, "hydra.run.dir=bound").code == 130
     data = workspace.root / "data" / "train.jsonl"
     whole = data.read_text()

@@ -44,14 +44,14 @@ def _wait(*_: Any, **__: Any) -> None:
 
 
 AIMS: dict[str, tuple[str, str, Callable[..., None]]] = {
-    "inside a step": ("dpft.training.private_run", "per_example_losses", _kill),
+    "inside a step": ("dpft.training.training_run", "per_example_losses", _kill),
     "between journal and ledger": ("dpft.privacy.ledger", "Ledger.append", _kill),
     "inside the ledger's write": ("dpft.privacy.ledger", "Ledger._write", _half_a_line),
     "between ledger and update": ("dpft.methods.full", "Full.finish_gradient", _kill),
     "inside a checkpoint's write": ("dpft.training.training_state", "save_file", _half_of_them),
     "after a checkpoint's write": ("dpft.training.checkpoint", "checkpoints", _kill),
     "inside the evaluation": ("dpft.runs.evaluation", "evaluate", _kill),
-    "waiting in a step": ("dpft.training.private_run", "per_example_losses", _wait),
+    "waiting in a step": ("dpft.training.training_run", "per_example_losses", _wait),
     "waiting in an evaluation": ("dpft.runs.evaluation", "evaluate", _wait),
     "inside the report": ("dpft.runs.ending", "write_report", _kill),
 }
@@ -68,7 +68,7 @@ def start(root: Path, arguments: Sequence[str], *aim: Any) -> BaseProcess:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        [__name__, "dpft.cli.commands", "dpft.runs.run", "dpft.cli.hydra_app"]
+        [__name__, "dpft.cli.commands", "dpft.runs.train", "dpft.cli.hydra_app"]
     )
     process = context.Process(target=_command, args=(root, tuple(arguments), *aim))
     process.start()

@@ -69,9 +69,9 @@ def break_second_step() -> None:
 
     Not of the first: on its batch the clipper is proved, which takes another way round an error.
     """
-    from dpft.training import loop, private_run
+    from dpft.training import loop, training_run
 
-    losses, check, steps = private_run.per_example_losses, loop.check_weights, []
+    losses, check, steps = training_run.per_example_losses, loop.check_weights, []
 
     def checks(*given: Any) -> None:
         check(*given)
@@ -82,7 +82,7 @@ def break_second_step() -> None:
             raise quoting_error()
         return losses(*given)
 
-    private_run.per_example_losses, loop.check_weights = breaks, checks
+    training_run.per_example_losses, loop.check_weights = breaks, checks
 
 
 def quoting_error() -> Exception:

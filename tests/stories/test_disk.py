@@ -12,8 +12,8 @@ import pytest
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.replay_log import JournaledLedger
 from dpft.runs import ending as run_ending
-from dpft.runs import prepared_run
-from dpft.training import session
+from dpft.runs import train as train_command
+from dpft.training import training_run
 from dpft.training.checkpoint import checkpoints, read_checkpoint
 from tests.stories.test_resume import RUN, files
 from tests.stories.tiny import Outcome, Workspace, make_workspace
@@ -104,11 +104,11 @@ def check_goes_on(workspace: Workspace, step: int, lines: int) -> None:
 
 
 FULL = {
-    "the first checkpoint": (session, "save_checkpoint", 1, 100_000),
-    "a checkpoint's model": (session, "save_checkpoint", 2, 100_000),
-    "a checkpoint's optimizer": (session, "save_checkpoint", 2, 400_000),
+    "the first checkpoint": (training_run, "save_checkpoint", 1, 100_000),
+    "a checkpoint's model": (training_run, "save_checkpoint", 2, 100_000),
+    "a checkpoint's optimizer": (training_run, "save_checkpoint", 2, 400_000),
     "the ledger": (JournaledLedger, "record_step", 4, 0),
-    "the model": (prepared_run.Session, "save_model", 1, 0),
+    "the model": (train_command, "save_model", 1, 0),
     "the scores": (run_ending, "write_scores", 1, 0),
     "the report": (run_ending, "write_report", 1, 0),
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpft.errors import StateError
-from dpft.runs.opened_run import open_run
+from dpft.runs.finished_run import open_run
 from tests.runs.run_folders import edit
 from tests.stories.test_resume import RUN
 from tests.stories.tiny import Workspace, make_workspace

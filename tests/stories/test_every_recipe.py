@@ -40,7 +40,7 @@ from transformers import (
     ViTImageProcessor,
 )
 
-import dpft.runs.run  # noqa: F401  as sklearn
+import dpft.runs.train  # noqa: F401  as sklearn
 from dpft.config.composing import register_resolver
 from dpft.config.load import config_directory
 from dpft.models.source import EMBEDDED_MODEL

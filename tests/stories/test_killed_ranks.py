@@ -41,7 +41,7 @@ Kill = tuple[int, int, str]
 def start(root: Path, words: tuple[str, ...], kill: Kill | None = None) -> list[BaseProcess]:
     """Starts the two ranks of ``dpft words``; each says what it says to ``root/log-RANK``."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "dpft.cli.commands", "dpft.runs.run"])
+    context.set_forkserver_preload([__name__, "dpft.cli.commands", "dpft.runs.train"])
     port = free_port()
     processes = [
         context.Process(target=command, args=(root, words, rank, port, kill)) for rank in range(2)

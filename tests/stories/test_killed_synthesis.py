@@ -73,7 +73,7 @@ def _counting(
     command.noisy_counts = noisy_counts  # type: ignore[assignment]
     plan.training_noise = lambda *_, **__: noise  # type: ignore[assignment]
     if until == "training":
-        command.runs.run = murder._kill
+        command.train = murder._kill
     os.chdir(root)
     log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):

@@ -73,7 +73,7 @@ class Told:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpft.runs.folder.new_key", lambda: KEY)
+        patch.setattr("dpft.runs.new_run.new_key", lambda: KEY)
         yield Told(tmp_path_factory.mktemp("told"))
 
 

@@ -240,7 +240,7 @@ def test_trust_rule_11_other_records_leave_the_same_configuration(tmp_path: Path
 @pytest.mark.parametrize(
     ("command", "arguments", "broken"),
     [
-        ("train", planted_run.RUN[1:], "dpft.runs.prepared_run.encoding_of"),
+        ("train", planted_run.RUN[1:], "dpft.runs.train.encoding_of"),
         ("plan", (*planted.TRAINING, "train.steps=3"), "dpft.data.sources.file_rows"),
         ("eval", ("run=run",), "dpft.runs.evaluation.evaluate_saved"),
         ("generate", ("run=run", "prompts=prompts.jsonl"), "dpft.runs.generation.prompts_of"),

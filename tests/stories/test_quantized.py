@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaForCausalLM
 
 from dpft.files import MODEL
-from dpft.runs.opened_run import open_run
+from dpft.runs.finished_run import open_run
 from tests.stories.test_resume import RUN, broken, files
 from tests.stories.tiny import Workspace, make_workspace
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dpft.training import loop, session
+from dpft.training import loop, training_run
 from tests.stories.tiny import (
     EVALUATION,
     TRAINING,
@@ -106,7 +106,7 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_loses_nothing(
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "state.json")
     outcome = broken(
-        workspace, monkeypatch, "full", full, owner=session, function="save_checkpoint", call=3
+        workspace, monkeypatch, "full", full, owner=training_run, function="save_checkpoint", call=3
     )
     assert outcome.code == 1
     assert "error: state.json could not be written: No space left on device." in outcome.err

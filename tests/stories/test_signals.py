@@ -12,7 +12,7 @@ import pytest
 from dpft.privacy.replay_log import JournaledLedger
 from dpft.runs import ending as run_ending
 from dpft.runs import evaluation
-from dpft.training import private_run, training_state
+from dpft.training import training_run, training_state
 from dpft.training.checkpoint import find_resume_point
 from tests.stories.murder import SECONDS, start, wait_until
 from tests.stories.test_resume import RUN, files
@@ -107,8 +107,8 @@ def test_an_interrupt_of_a_checkpoint_after_sigterm_leaves_the_one_before(
 
 
 def test_a_resume_that_is_told_to_end_can_be_resumed(workspace: Workspace) -> None:
-    first = told(workspace, "often", private_run, "per_example_losses", 2, TERM)
-    again = told(workspace, "often", private_run, "per_example_losses", 1, TERM)
+    first = told(workspace, "often", training_run, "per_example_losses", 2, TERM)
+    again = told(workspace, "often", training_run, "per_example_losses", 1, TERM)
     assert (first.code, again.code) == (143, 143), again.err
     assert "dpft: to go on: dpft train resume=often" in again.err
     check_goes_on(workspace, "often")

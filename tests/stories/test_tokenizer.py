@@ -10,7 +10,7 @@ import pytest
 
 from dpft.privacy.accounting.summary import eps_text
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
-from dpft.runs.opened_run import open_run
+from dpft.runs.finished_run import open_run
 from tests.slowness import slow_but
 from tests.stories.tiny import MARKER, TRAINING, Workspace, make_workspace
 

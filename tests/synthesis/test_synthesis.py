@@ -171,14 +171,14 @@ def test_controls_are_in_neither_part(
         seen["histogram"] = list(rows)
         return count(self, seen["histogram"])
 
-    def run(train: Any, folder: Path, planner: Any) -> None:
+    def run(train: Any, folder: Path, counts: Any) -> None:
         seen["training"] = list(memory_rows("train"))
         seen["command"] = train
         raise KeyboardInterrupt
 
     count = Condition.count
     monkeypatch.setattr(Condition, "count", counted)
-    monkeypatch.setattr(command.runs, "run", run)
+    monkeypatch.setattr(command, "train", run)
     with pytest.raises(KeyboardInterrupt):
         dpft.synthesize(
             data, [*QUICK, "eval.held_out=0.5"], privacy={"eps": EPS, "unit": "customer_id",
@@ -211,7 +211,7 @@ def broken(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     "place, kept",
     [
-        ((command.runs, "run"), ["counts.json", "ledger.jsonl"]),
+        ((command, "train"), ["counts.json", "ledger.jsonl"]),
         ((command, "generate_rows"), ["counts.json", "ledger.jsonl", "training"]),
         ((command, "write_outcome"), ["blocks", "counts.json", "ledger.jsonl", "training"]),
     ],
@@ -273,7 +273,7 @@ def test_a_crash_before_the_line_spends_nothing(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun(data, tmp_path / "run", monkeypatch, command.Ledger, "append")
-    monkeypatch.setattr(command.runs, "run", broken)
+    monkeypatch.setattr(command, "train", broken)
     with pytest.raises(Broken):
         dpft.synthesize(overrides=[f"resume={tmp_path / 'run'}"])
     assert read_ledger(tmp_path / "run/ledger.jsonl").steps == 1
@@ -305,7 +305,7 @@ CHANGES = {
 def test_what_was_changed_in_between_is_refused(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, said: str
 ) -> None:
-    begun(data, tmp_path / "run", monkeypatch, command.runs, "run")
+    begun(data, tmp_path / "run", monkeypatch, command, "train")
     change(tmp_path / "run")
     with pytest.raises(StateError, match=said):
         dpft.synthesize(overrides=[f"resume={tmp_path / 'run'}"])
@@ -316,7 +316,7 @@ def test_other_rows_are_refused_when_it_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = shutil.copytree(data.parent, tmp_path / "data") / data.name
-    begun(copied, tmp_path / "run", monkeypatch, command.runs, "run")
+    begun(copied, tmp_path / "run", monkeypatch, command, "train")
     rows = visitors()
     rows[3]["age"] = "55" if rows[3]["age"] != "55" else "56"
     write_csv(copied, rows)
@@ -344,11 +344,11 @@ def test_without_a_condition_training_has_all_of_epsilon(
 ) -> None:
     seen: list[Any] = []
 
-    def run(train: Any, folder: Path, planner: Any) -> None:
+    def run(train: Any, folder: Path, counts: Any) -> None:
         seen.append(train.privacy.noise_multiplier)
         raise Broken
 
-    monkeypatch.setattr(command.runs, "run", run)
+    monkeypatch.setattr(command, "train", run)
     for number, condition in enumerate(([], ["city"])):
         with pytest.raises(Broken):
             dpft.synthesize(
@@ -392,7 +392,7 @@ def test_bad_input_is_one_sentence_before_noise_is_drawn(
     said: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(command, "noisy_counts", broken)
-    monkeypatch.setattr(command.runs, "run", broken)
+    monkeypatch.setattr(command, "train", broken)
     given = dict(changed)
     shutil.copytree(data.parent, tmp_path / "data")
     path = tmp_path / "data" / given.pop("data", data.name)
@@ -455,7 +455,7 @@ TABLES: dict[str, tuple[bytes, str]] = {
 def test_a_bad_table_is_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, said: str
 ) -> None:
-    monkeypatch.setattr(command.runs, "run", broken)
+    monkeypatch.setattr(command, "train", broken)
     (tmp_path / "t.csv").write_bytes(content)
     schema = {"columns": {"city": {"type": "category", "values": CITIES},
                           "age": {"type": "integer", "minimum": 18, "maximum": 99}}}  # fmt: skip
@@ -474,11 +474,11 @@ def test_rows_that_do_not_fit_change_no_public_number(
     """A byte-order mark is none of them."""
     seen: list[Any] = []
 
-    def run(train: Any, folder: Path, planner: Any) -> None:
+    def run(train: Any, folder: Path, counts: Any) -> None:
         seen.append((train.privacy.num_examples, len(list(memory_rows("train")))))
         raise Broken
 
-    monkeypatch.setattr(command.runs, "run", run)
+    monkeypatch.setattr(command, "train", run)
     lines = ["\ufeffcity,age", *20 * ["Rome,42"], *4 * ["Rome,17"], *2 * ["Riga,42"]]
     (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8")
     schema = {"columns": {"city": {"type": "category", "values": CITIES},

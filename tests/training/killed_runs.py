@@ -11,12 +11,11 @@ from dpft.privacy import ledger as ledger_module
 from dpft.privacy.ledger import Ledger
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
-from dpft.training import private_run as private_run_module
+from dpft.training import training_run as training_run_module
 from dpft.training import training_state
 from dpft.training.checkpoint import find_resume_point
-from dpft.training.private_run import train_privately
 from tests.self_checks import checked_phases
-from tests.training.toy import plan, privacy, session, spent, tiny_model
+from tests.training.toy import plan, privacy, session, spent, tiny_model, train_privately
 
 
 class Killed(BaseException):
@@ -80,7 +79,7 @@ def tear_tensors(tensors, path, **_):
 
 
 MOMENTS = {
-    "inside a step": (private_run_module, "per_example_losses", 7),
+    "inside a step": (training_run_module, "per_example_losses", 7),
     "before the first line": (Ledger, "_append", 1),
     "inside the first line": (Ledger, "_append", on_call(1, tear_text)),
     "between the first line and a step's": (Ledger, "_append", 2),

@@ -17,10 +17,8 @@ from dpft.training import loop as loop_module
 from dpft.training.checkpoint import find_resume_point
 from dpft.training.loop import TrainingSet
 from dpft.training.optimizers import SGD, OptimizerConfig, SchedulerConfig
-from dpft.training.ordinary import Clipped, train_ordinarily
-from dpft.training.private_run import train_privately
-from dpft.training.session import Session
 from dpft.training.training_config import TrainingConfig
+from dpft.training.training_run import TrainingRun
 from tests.parallel.small_steps import (
     NORM,
     Case,
@@ -30,7 +28,7 @@ from tests.parallel.small_steps import (
     records,
     sharded,
 )
-from tests.training.toy import privacy, spent
+from tests.training.toy import privacy, spent, train_ordinarily, train_privately
 
 Weights = dict[str, Tensor]
 
@@ -90,11 +88,11 @@ def train_ordinarily_on(ranks: Ranks, run: Training) -> Weights:
     return weights_of(model)
 
 
-def clipped_of(method: Method, case: Case) -> Clipped:
+def clipped_of(method: Method, case: Case) -> tuple[ClippingPlan, NoPrivacy]:
     """Returns how a run of a case clips without noise: what ``plan_of`` draws and clips."""
     plan = plan_of(method, case)
     shared = {name: getattr(plan, name) for name in ClippingPlan.model_fields}
-    return Clipped(ClippingPlan(**shared), NoPrivacy(name="none", max_grad_norm=NORM))
+    return ClippingPlan(**shared), NoPrivacy(name="none", max_grad_norm=NORM)
 
 
 def die_after(step: int) -> None:
@@ -109,10 +107,12 @@ def die_after(step: int) -> None:
     loop_module.check_weights = check_and_die
 
 
-def session_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) -> Session:
+def session_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) -> TrainingRun:
     cut = run.case.shard_size is not None and ranks.size > 1
     shards = sharded(model, run.case, ranks) if cut else None
-    return Session(
+    return TrainingRun(
+        plan=plan_of(method, run.case),
+        privacy=privacy(),
         choices=choices_of(model, method, run.case, ranks, shards),
         model=model,
         method=method,
@@ -121,10 +121,7 @@ def session_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) ->
         settings=TrainingConfig(expected_batch_size=12, learning_rate=1e-2, checkpoint_every=2),
         optimizer=run.optimizer,
         scheduler=SchedulerConfig(name="linear"),
-        num_examples=24,
         folder=run.folder,
-        save_model=lambda: None,
-        show_diagnostics=False,
         ranks=ranks,
         shards=shards,
     )

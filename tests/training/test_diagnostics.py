@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from dpft.privacy.noise import SignalAndNoise
+from dpft.training.diagnostics import Diagnostics
 from dpft.training.loop import StepStatistics
-from dpft.training.session import Diagnostics
 
 
 def test_a_line_summarises_one_step(tmp_path):

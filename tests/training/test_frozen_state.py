@@ -23,14 +23,13 @@ from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.replay_log import read_run_ledger
 from dpft.training import loop as loop_module
 from dpft.training.checkpoint import ResumePoint, checkpoints, find_resume_point
-from dpft.training.private_run import train_privately
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
 from tests.self_checks import checked_phases
 from tests.slowness import slow_but
 from tests.training.killed_runs import killed
 from tests.training.shared_training import Training, ended_on, train_on
-from tests.training.toy import plan, privacy, session, spent, tiny_model
+from tests.training.toy import plan, privacy, session, spent, tiny_model, train_privately
 
 Write = Callable[[GPT2LMHeadModel, Tensor], None]
 
@@ -87,7 +86,7 @@ def train(
     object.__setattr__(own, "method", config)
     object.__setattr__(own, "model", own.method.prepare(own.model))
     object.__setattr__(own, "choices", checked_phases(own.model, config, steps or plan()))
-    object.__setattr__(own, "state_at_start", at_start)
+    object.__setattr__(own, "digests_at_start", at_start)
     between(own.model)
     train_privately(own, steps or plan(), privacy(), epsilon_after=spent, resume_point=resume_point)
 

@@ -1,13 +1,16 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
+from dpft.parallel.ranks import ALONE
 from dpft.privacy.losses import MicroBatchResult
 from dpft.training.loop import check_weights, sent_ahead, train
 from dpft.training.optimizers import AdamW, SchedulerConfig, make_scheduler
+from dpft.training.training_state import TrainingState
 from tests.training.toy import tiny_model, training_set
 
 
@@ -60,11 +63,12 @@ def run(engine, model=None, hooks=None, units=None):
     model = engine.model = model or tiny_model()
     optimizer = AdamW().make(model.parameters(), learning_rate=0.01, weight_decay=0.0)
     scheduler = make_scheduler(optimizer, SchedulerConfig(), steps=engine.steps)
+    state = TrainingState(
+        model=model, method=hooks or Hooks([]), optimizer=optimizer, scheduler=scheduler
+    )
     seen = []
-    train(
-        model, replace(training_set(), units=units), engine=engine, optimizer=optimizer,
-        scheduler=scheduler, after_step=seen.append, hooks=hooks or Hooks([]),
-    )  # fmt: skip
+    steps = SimpleNamespace(ranks=ALONE, after_step=lambda state, engine, done: seen.append(done))
+    train(state, replace(training_set(), units=units), engine, steps)
     return seen
 
 

@@ -22,12 +22,19 @@ from dpft.training import loss_scale as module
 from dpft.training.checkpoint import find_resume_point
 from dpft.training.loss_scale import WINDOW, AdaptiveLossScale
 from dpft.training.optimizers import AdamW
-from dpft.training.private_run import train_privately
 from dpft.training.training_config import TrainingConfig
 from tests.self_checks import check_text
 from tests.slowness import slow_but
 from tests.training.killed_runs import killed
-from tests.training.toy import plan, privacy, session, spent, tiny_model, training_set
+from tests.training.toy import (
+    plan,
+    privacy,
+    session,
+    spent,
+    tiny_model,
+    train_privately,
+    training_set,
+)
 
 MECHANISM = GaussianStep(
     name="poisson_sampled_gaussian", noise_multiplier=2.0, sample_rate=0.1, sensitivity=0.5

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dpft.methods.base import MethodPhase
 from dpft.models.losses import per_example_losses
 from dpft.parallel.ranks import Ranks
+from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.planning import make_clipping_plan
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.privacy.randomness import make_randomness
@@ -20,12 +21,13 @@ from dpft.training import ordinary as ordinary_module
 from dpft.training.checkpoint import find_resume_point
 from dpft.training.listeners import PublicStep
 from dpft.training.optimizers import SGD
-from dpft.training.ordinary import Clipped, ClippedEngine, OrdinaryEngine, train_ordinarily
+from dpft.training.ordinary import ClippedEngine, OrdinaryEngine
 from tests.parallel.forked import on_ranks
 from tests.self_checks import checked_rows
 from tests.slowness import slow_but
-from tests.training.toy import session, tiny_model, training_set
+from tests.training.toy import session, tiny_model, train_ordinarily, training_set
 
+How = tuple[ClippingPlan, NoPrivacy]
 INPUTS = torch.arange(6.0)[:, None]
 
 
@@ -125,16 +127,16 @@ def without_dropout() -> nn.Module:
     return model
 
 
-def clipped(clipping: str = "flat", engine: str = "auto", **settings: Any) -> Clipped:
+def clipped(clipping: str = "flat", engine: str = "auto", **settings: Any) -> How:
     privacy = NoPrivacy(
         name="none", max_grad_norm=NORM, clipping=clipping, engine=engine, **settings
     )
     phases = (MethodPhase(method="full", steps=STEPS),)
     plan = make_clipping_plan(privacy, num_examples=RECORDS, expected_batch_size=6, phases=phases)
-    return Clipped(plan, privacy)
+    return plan, privacy
 
 
-def trained(folder: Path, how: Clipped | None, **settings: Any) -> dict[str, Tensor]:
+def trained(folder: Path, how: How | None, **settings: Any) -> dict[str, Tensor]:
     """Returns the weights after a run without noise, by SGD: Adam would hide a gradient's scale."""
     own = replace(session(folder, without_dropout(), **settings), optimizer=SGD())
     train_ordinarily(own, STEPS, clipped=how)
@@ -149,7 +151,7 @@ def one_at_a_time(factor: Callable[[float], float]) -> dict[str, Tensor]:
     sizes = []
     for step in range(STEPS):
         sums = {name: torch.zeros_like(value) for name, value in moved.items()}
-        drawn = PoissonSampler(clipped().plan.sample_rate, draws).draw(RECORDS, step=step)
+        drawn = PoissonSampler(clipped()[0].sample_rate, draws).draw(RECORDS, step=step)
         sizes.append(len(drawn))
         for index in drawn:
             (batch,) = records.micro_batches([index])
@@ -200,7 +202,7 @@ def test_a_clipped_run_that_broke_off_ends_with_the_same_bits(tmp_path: Path) ->
     broken = session(cut, checkpoint_every=2)
     listener = SimpleNamespace(begin=lambda step: None, after_step=stop_at_three)
     with pytest.raises(InterruptedError):
-        train_ordinarily(replace(broken, listeners=(listener,)), STEPS, clipped=clipped())
+        train_ordinarily(replace(broken, listeners=[listener]), STEPS, clipped=clipped())
     fresh = session(cut, tiny_model(seed=9), checkpoint_every=2)
     point = find_resume_point(cut)
     assert point.checkpoint.step == 2
@@ -219,9 +221,10 @@ def stop_at_three(public: PublicStep) -> None:
 
 
 def test_an_empty_draw_is_a_step_of_gradient_zero() -> None:
-    model, how = nn.Linear(1, 1), clipped()
-    plan = how.plan.replace(sample_rate=1e-9)
-    options = how.privacy.clipping_options()
+    model = nn.Linear(1, 1)
+    how, without_noise = clipped()
+    plan = how.replace(sample_rate=1e-9)
+    options = without_noise.clipping_options()
     own = ClippedEngine(model, outputs_of, plan=plan, options=options, seed=0)
     with own:
         assert own.draw(6) == []
@@ -232,9 +235,10 @@ def test_an_empty_draw_is_a_step_of_gradient_zero() -> None:
 
 
 def test_an_example_without_a_finite_loss_is_left_out_and_counted() -> None:
-    model, how = nn.Linear(1, 1), clipped()
-    plan = how.plan.replace(sample_rate=1.0)
-    options = how.privacy.clipping_options()
+    model = nn.Linear(1, 1)
+    how, without_noise = clipped()
+    plan = how.replace(sample_rate=1.0)
+    options = without_noise.clipping_options()
     choices = [checked_rows(model, outputs_of, 1)]
     own = ClippedEngine(model, outputs_of, plan=plan, options=options, seed=0, choices=choices)
     with own:

@@ -3,11 +3,18 @@ import logging
 import pytest
 import torch
 
-from dpft.training.ordinary import train_ordinarily
-from dpft.training.private_run import train_privately
 from dpft.training.training_config import TrainingConfig, autocast, warn_if_slow
 from tests.slowness import slow
-from tests.training.toy import plan, privacy, session, spent, tiny_model, training_set
+from tests.training.toy import (
+    plan,
+    privacy,
+    session,
+    spent,
+    tiny_model,
+    train_ordinarily,
+    train_privately,
+    training_set,
+)
 
 CPU = torch.device("cpu")
 

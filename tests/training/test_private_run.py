@@ -17,11 +17,10 @@ from dpft.privacy.ledger import first_line, hash_of, read_ledger
 from dpft.privacy.replay_log import KnownLedger, read_run_ledger
 from dpft.training import loop as loop_module
 from dpft.training.checkpoint import check_promises, find_resume_point
-from dpft.training.ordinary import train_ordinarily
 from tests.privacy.test_ledger import as_before
 from tests.slowness import slow, slow_but
 from tests.training.killed_runs import MOMENTS, Killed, go, go_on, kill, killed, on_call, same
-from tests.training.toy import plan, privacy, session, tiny_model
+from tests.training.toy import plan, privacy, session, tiny_model, train_ordinarily
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +196,7 @@ def moved_keys(folder) -> str:
     seen = []
 
     def stop(engine, num_units):
-        seen.append(engine.secret_keys()["keys"]["noise"])
+        seen.append(engine.state().generators["keys"]["noise"])
         raise Killed
 
     with killed(PrivacyEngine, "draw", lambda _: stop):

@@ -17,13 +17,11 @@ from dpft.privacy.replay_log import JournaledLedger
 from dpft.runs.tracking import Tracking
 from dpft.training.checkpoint import find_resume_point
 from dpft.training.listeners import PublicStep
-from dpft.training.ordinary import train_ordinarily
-from dpft.training.private_run import train_privately
 from dpft.training.progress import ProgressRecord, remove_scores
 from dpft.training.progress_record import ProgressLine, read_progress
 from dpft.training.trackers import TensorBoard
 from tests.training.killed_runs import killed
-from tests.training.toy import plan, privacy, session, spent
+from tests.training.toy import plan, privacy, session, spent, train_ordinarily, train_privately
 from tests.training.trackers.reading import read_events
 
 SPENT = spent(1)

@@ -7,9 +7,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dpft.training.optimizers import SGD, AdamW
-from dpft.training.private_run import train_privately
 from tests.privacy.linear_complexity import linear_complexity
-from tests.training.toy import VOCABULARY, plan, privacy, session, spent
+from tests.training.toy import VOCABULARY, plan, privacy, session, spent, train_privately
 
 POSITIONS = 700_000
 """Rows of the position embedding, one number each; records use the first few."""

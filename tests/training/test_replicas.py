@@ -13,7 +13,8 @@ from dpft.training.optimizers import (
     AdamW,
     OptimizerConfig,
 )
-from dpft.training.session import Start, check_equal, gathered, share_start
+from dpft.training.start import Start, share_start
+from dpft.training.training_run import check_equal, gathered
 from dpft.training.training_state import model_state, optimizer_state
 from tests.parallel.forked import on_ranks
 from tests.slowness import slow_but

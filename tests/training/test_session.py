@@ -11,14 +11,20 @@ from dpft.errors import InputError, RunError, StateError
 from dpft.files import KEYS
 from dpft.methods.base import METHODS, MethodPhase
 from dpft.privacy.ledger import read_ledger
-from dpft.training import session as session_module
+from dpft.training import training_run
 from dpft.training.checkpoint import ResumePoint, checkpoints, read_checkpoint, save_checkpoint
 from dpft.training.optimizers import AdamW
-from dpft.training.ordinary import train_ordinarily
-from dpft.training.private_run import train_privately
-from dpft.training.session import Session, prepare_training_state
 from dpft.training.training_config import TrainingConfig
-from tests.training.toy import plan, privacy, session, spent, tiny_model
+from dpft.training.training_run import TrainingRun
+from tests.training.toy import (
+    plan,
+    privacy,
+    session,
+    spent,
+    tiny_model,
+    train_ordinarily,
+    train_privately,
+)
 
 
 def run_privately(folder, model=None, seed=1, **settings):
@@ -61,14 +67,14 @@ def test_micro_batch_size_does_not_change_the_update(tmp_path):
 
 def test_trust_rule_4_step_zero_is_saved_before_the_first_ledger_line(tmp_path, monkeypatch):
     seen = []
-    save = session_module.save_checkpoint
+    save = training_run.save_checkpoint
 
     def spy(folder, step, *args, **kwargs):
         there = read_ledger(tmp_path / "ledger.jsonl").lines
         seen.append((step, kwargs["run"].ledger.lines, there))
         return save(folder, step, *args, **kwargs)
 
-    monkeypatch.setattr(session_module, "save_checkpoint", spy)
+    monkeypatch.setattr(training_run, "save_checkpoint", spy)
     run_privately(tmp_path, checkpoint_every=2)
     # The first line is counted before it is written: its head is in the checkpoint of step 0.
     assert seen == [(0, 1, 0), (2, 3, 3), (4, 5, 5), (5, 6, 6)]
@@ -77,15 +83,15 @@ def test_trust_rule_4_step_zero_is_saved_before_the_first_ledger_line(tmp_path, 
 def test_listeners_have_heard_of_every_step_that_a_checkpoint_has(tmp_path, monkeypatch):
     """A run killed right after a checkpoint goes on behind it, and tells no step before again."""
     heard, saved = [], []
-    save = session_module.save_checkpoint
+    save = training_run.save_checkpoint
 
     def spy(folder, step, *args, **kwargs):
         saved.append((step, len(heard)))
         return save(folder, step, *args, **kwargs)
 
     listener = SimpleNamespace(begin=lambda step: None, after_step=heard.append)
-    monkeypatch.setattr(session_module, "save_checkpoint", spy)
-    own = replace(session(tmp_path, checkpoint_every=2), listeners=(listener,))
+    monkeypatch.setattr(training_run, "save_checkpoint", spy)
+    own = replace(session(tmp_path, checkpoint_every=2), listeners=[listener])
     train_privately(own, plan(), privacy(), epsilon_after=spent)
     assert saved == [(0, 0), (2, 2), (4, 4), (5, 5)]
 
@@ -93,14 +99,13 @@ def test_listeners_have_heard_of_every_step_that_a_checkpoint_has(tmp_path, monk
 def test_trust_rule_4_at_the_end_the_secret_generator_states_are_gone(tmp_path):
     states = []
 
-    def save_model():
+    def save_model(_):
         (checkpoint,) = checkpoints(tmp_path / "private" / "checkpoints")
         states.append((checkpoint / KEYS).exists())
         assert not read_ledger(tmp_path / "ledger.jsonl").closed
 
     own = session(tmp_path)
-    object.__setattr__(own, "save_model", save_model)
-    train_privately(own, plan(), privacy(), epsilon_after=spent)
+    train_privately(own, plan(), privacy(), epsilon_after=spent, save_model=save_model)
     assert states == [True], "the final checkpoint comes before the model, closing after it"
     assert not list((tmp_path / "private").rglob(KEYS))
 
@@ -165,21 +170,17 @@ def test_a_method_readies_the_model_before_the_optimizer_asks_what_moves(tmp_pat
     assert calls == [0, "moved", 0, 0, 1]
 
 
-def prepared(method: str = "full", seed: int = 0) -> Session:
+def prepared(method: str = "full", seed: int = 0) -> TrainingRun:
     chosen = METHODS.named(method)(name=method)
     settings = TrainingConfig(expected_batch_size=6, learning_rate=0.1)
     own = session(Path(), chosen.prepare(tiny_model(seed)))
     return replace(own, method=chosen, settings=settings)
 
 
-def test_the_batch_size_is_that_of_the_settings() -> None:
-    assert prepared().batch_size == 6
-
-
 def test_a_run_begins_with_the_models_weights_and_an_optimizer_over_what_moves() -> None:
     """Of RGP the weights move, in the place of what trains."""
     own = prepared("rgp")
-    state = prepare_training_state(own, 5, None)
+    state = own.initial_state()
     assert state.model is own.model and state.scheduler.last_epoch == 0
     (group,) = state.optimizer.param_groups
     moved = own.method.moved_parameters(own.model)
@@ -189,13 +190,13 @@ def test_a_run_begins_with_the_models_weights_and_an_optimizer_over_what_moves()
 
 def test_a_phases_own_learning_rate_is_in_the_schedule() -> None:
     phase = MethodPhase(method="full", steps=5, learning_rate=0.3)
-    state = prepare_training_state(replace(prepared(), phases=(phase,)), 5, None)
+    state = replace(prepared(), phases=(phase,)).initial_state()
     assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.3)
 
 
-def resume_point(folder: Path, saved: Session) -> ResumePoint:
+def resume_point(folder: Path, saved: TrainingRun) -> ResumePoint:
     """A checkpoint after a step of all ones."""
-    state = prepare_training_state(saved, 5, None)
+    state = saved.initial_state()
     for parameter in saved.model.parameters():
         parameter.grad = torch.ones_like(parameter)
     state.optimizer.step()
@@ -206,7 +207,9 @@ def resume_point(folder: Path, saved: Session) -> ResumePoint:
 
 def test_a_run_that_goes_on_has_the_checkpoints_weights_moments_and_rate(tmp_path: Path) -> None:
     saved, other = prepared(), prepared(seed=1)
-    state = prepare_training_state(other, 5, resume_point(tmp_path, saved))
+    other.resume_point = resume_point(tmp_path, saved)
+    state = other.initial_state()
+    other.restore(state)
     for found, expected in zip(other.model.parameters(), saved.model.parameters(), strict=True):
         assert torch.equal(found, expected)
         assert torch.equal(
@@ -217,6 +220,6 @@ def test_a_run_that_goes_on_has_the_checkpoints_weights_moments_and_rate(tmp_pat
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    point = resume_point(tmp_path, prepared())
+    other = replace(prepared("lora"), resume_point=resume_point(tmp_path, prepared()))
     with pytest.raises(StateError):
-        prepare_training_state(prepared("lora"), 5, point)
+        other.restore(other.initial_state())

@@ -19,7 +19,7 @@ from dpft.privacy.losses import MicroBatchResult
 from dpft.privacy.replay_log import JournaledLedger
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
-from dpft.training import session as session_module
+from dpft.training import training_run
 from dpft.training.checkpoint import find_resume_point
 from dpft.training.optimizers import AdamW
 from tests.parallel.forked import LOST, on_ranks
@@ -80,7 +80,7 @@ def test_a_rank_that_dies_in_a_step_ends_the_others_before_it_is_in_the_ledger(
 
 def fails_to_save(ranks: Ranks, run: Training) -> tuple[str, str]:
     """Returns what a run ends with on each rank where rank 0 cannot write its second checkpoint."""
-    save, calls = session_module.save_checkpoint, list[None]()
+    save, calls = training_run.save_checkpoint, list[None]()
 
     def save_once(*args: Any, **kwargs: Any) -> Path:
         calls.append(None)
@@ -91,7 +91,7 @@ def fails_to_save(ranks: Ranks, run: Training) -> tuple[str, str]:
     def no_room(*_: Any) -> None:
         raise RunError("the disk is full")
 
-    session_module.save_checkpoint = save_once
+    training_run.save_checkpoint = save_once
     return ended_on(ranks, run)
 
 

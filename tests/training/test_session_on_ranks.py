@@ -17,9 +17,9 @@ from dpft.methods.base import METHODS
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import read_ledger
-from dpft.training import private_run as private_run_module
+from dpft.training import training_run as training_run_module
 from dpft.training.optimizers import AdamW
-from dpft.training.session import Start
+from dpft.training.start import Start
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
 from tests.privacy.test_methods_twin import REFUSED
@@ -84,14 +84,14 @@ def made(folder: Path) -> Path:
 def first_mask(ranks: Ranks, run: Training) -> list[float]:
     """Returns the first mask that a rank's model would draw in a run, outside of checks."""
     masks = []
-    per_example_losses = private_run_module.per_example_losses
+    per_example_losses = training_run_module.per_example_losses
 
     def probed(*args: Any) -> Tensor:
         with torch.random.fork_rng(devices=()):
             masks.append(F.dropout(torch.ones(64)).tolist())
         return per_example_losses(*args)
 
-    private_run_module.per_example_losses = probed
+    training_run_module.per_example_losses = probed
     train_on(ranks, run)
     return next(mask for mask in masks if 0.0 in mask)
 

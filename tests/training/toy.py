@@ -10,15 +10,19 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
+from dpft.errors import SaidElsewhere
 from dpft.methods.full import Full
 from dpft.parallel.cutting import cut_like
 from dpft.privacy.accounting.curve import SpentEpsilon
-from dpft.privacy.plan import Phase, PrivacyPlan
-from dpft.privacy.privacy_config import DifferentialPrivacy
+from dpft.privacy.plan import ClippingPlan, Phase, PrivacyPlan, StepsPlan
+from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy, Privacy
+from dpft.privacy.replay_log import ReplayError
+from dpft.training import loop
+from dpft.training.checkpoint import ResumePoint
 from dpft.training.loop import TrainingSet
 from dpft.training.optimizers import AdamW, SchedulerConfig, make_scheduler
-from dpft.training.session import Session
 from dpft.training.training_config import TrainingConfig
+from dpft.training.training_run import TrainingRun
 from dpft.training.training_state import TrainingState
 from tests.self_checks import checked_phases
 
@@ -61,7 +65,8 @@ def training_state(
     optimizer = optimizer or AdamW().make(model.parameters(), learning_rate=0.1, weight_decay=0.01)
     schedule = schedule or SchedulerConfig(name="linear")
     scheduler = make_scheduler(optimizer, schedule, steps=steps, factor=factor)
-    return TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
+    method = Full(name="full")
+    return TrainingState(model=model, method=method, optimizer=optimizer, scheduler=scheduler)
 
 
 def take_steps(state: TrainingState, count: int) -> None:
@@ -98,12 +103,14 @@ def privacy(seed: int | None = 1) -> DifferentialPrivacy:
     return DifferentialPrivacy(name="dp", noise_multiplier=1.0, noise_seed=seed)
 
 
-def session(folder: Path, model=None, **settings) -> Session:
-    """Returns what a run trains with, its folder made if need be."""
+def session(folder: Path, model=None, **settings) -> TrainingRun:
+    """Returns a run of a small model, its folder made if need be."""
     folder.mkdir(exist_ok=True)
     model, method = model or tiny_model(), Full(name="full")
-    return Session(
+    return TrainingRun(
         folder=folder,
+        plan=plan(),
+        privacy=privacy(),
         model=model,
         method=method,
         choices=checked_phases(model, method, plan()),
@@ -112,7 +119,49 @@ def session(folder: Path, model=None, **settings) -> Session:
         settings=TrainingConfig(expected_batch_size=6, learning_rate=1e-2, **settings),
         optimizer=AdamW(),
         scheduler=SchedulerConfig(name="linear"),
-        save_model=lambda: (folder / "model").mkdir(exist_ok=True),
-        num_examples=12,
-        show_diagnostics=False,
     )
+
+
+def save_nothing(run: TrainingRun) -> None:
+    (run.folder / "model").mkdir(exist_ok=True)
+
+
+def train_privately(
+    run: TrainingRun,
+    plan: StepsPlan,
+    privacy: Privacy,
+    *,
+    epsilon_after=None,
+    resume_point: ResumePoint | None = None,
+    save_model=save_nothing,
+) -> None:
+    """Takes the steps of a run and closes it, as ``dpft.runs.train`` does."""
+    run.plan, run.privacy, run.resume_point = plan, privacy, resume_point
+    run.epsilon_so_far = epsilon_after
+    state = run.initial_state()
+    while True:
+        try:
+            with run.steps(state) as engine:
+                loop.train(state, run.training_set, engine, run)
+                released = run.ranks.first(save_model, run)
+                run.ranks.first(run.close, released)
+            return
+        except (ReplayError, SaidElsewhere) as error:
+            run.reseed_after(error)
+
+
+def train_ordinarily(
+    run: TrainingRun,
+    steps: int,
+    resume_point: ResumePoint | None = None,
+    *,
+    clipped: tuple[ClippingPlan, NoPrivacy] | None = None,
+    save_model=save_nothing,
+) -> None:
+    """Takes steps without noise; ``clipped`` says how each gradient is clipped."""
+    sizes = {
+        "num_examples": run.plan.num_examples,
+        "expected_batch_size": run.settings.expected_batch_size,
+    }
+    plan, privacy = clipped or (StepsPlan(steps=steps, **sizes), NoPrivacy(name="none"))
+    train_privately(run, plan, privacy, resume_point=resume_point, save_model=save_model)

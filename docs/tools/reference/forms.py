@@ -9,12 +9,12 @@ from pydantic import BaseModel, TypeAdapter
 from dpft.audit.exposure import ExposureAudit
 from dpft.audit.membership import MembershipAudit
 from dpft.audit.memorization import MemorizationAudit
-from dpft.cli.commands import Listing
+from dpft.runs.listing import Listing
 from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scores import Metrics
 from dpft.privacy.ledger import ClosingLine, FirstLine, StepLine
 from dpft.reports.audit_findings import OneRunAudit
-from dpft.reports.doctor import Doctor
+from dpft.runs.doctor import Doctor
 from dpft.reports.plan_table import OpenPlan, PrivatePlan
 from dpft.reports.promises import Generated, RunPrivacy, Vocabulary
 from dpft.runs.account import CostOfNumbers, CostOfRuns, RunCost

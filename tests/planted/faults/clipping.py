@@ -184,7 +184,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="Each phase must be clipped to its own norm, which its noise belongs to.",
         edits=(
             Edit(
-                "dpft/privacy/engine.py",
+                "dpft/privacy/phased_clipper.py",
                 """        options = replace(self._options, max_grad_norm=phase.max_grad_norm, choice=choice)
         clipper = options.make(self._model, self._losses_of)
         _check_sensitivity(phase, clipper.sensitivity)

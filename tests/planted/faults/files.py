@@ -54,8 +54,8 @@ FAULTS: tuple[Fault, ...] = (
         breaks="Training losses are only in private/diagnostics.jsonl.",
         edits=(
             Edit(
-                "dpft/training/session.py",
-                "        if self.session.show_diagnostics and statistics.losses:\n",
+                "dpft/training/diagnostics.py",
+                "        if self._shows_losses and statistics.losses:\n",
                 "        if statistics.losses:\n",
             ),
         ),
@@ -160,9 +160,10 @@ FAULTS: tuple[Fault, ...] = (
         breaks="The secret keys are deleted when the run has ended.",
         edits=(
             Edit(
-                "dpft/training/private_run.py",
-                "                delete_generator_states(session.folder / CHECKPOINTS)\n",
-                "",
+                "dpft/training/training_run.py",
+                "            self._ledger.ledger.close(released=released)\n"
+                "        delete_generator_states(self.folder / CHECKPOINTS)\n",
+                "            self._ledger.ledger.close(released=released)\n",
             ),
         ),
         tests=(f"{TESTS}test_keys_change_with_every_checkpoint_and_are_deleted_at_the_end",),
@@ -205,9 +206,9 @@ FAULTS: tuple[Fault, ...] = (
         breaks="Each released tensor that was not trained equals its value at step 0.",
         edits=(
             Edit(
-                "dpft/training/session.py",
-                "        if is_saved or step == self.first_step:\n",
-                "        if step == self.first_step:\n",
+                "dpft/training/training_run.py",
+                "        if is_saved or step == self._first_step:\n",
+                "        if step == self._first_step:\n",
             ),
         ),
         tests=(f"{TESTS}test_a_frozen_weight_that_changed_is_not_released",),
@@ -217,7 +218,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="The digests at the start and at the end cover every tensor that is not trained.",
         edits=(
             Edit(
-                "dpft/training/private_run.py",
+                "dpft/training/training_run.py",
                 "        trained = {p for p in model.parameters() if p.requires_grad}\n",
                 "        trained = set(model.parameters())\n",
             ),

@@ -19,9 +19,9 @@ FAULTS: tuple[Fault, ...] = (
             ),
             Edit(
                 "dpft/training/loop.py",
-                "            after_step(statistics)\n",
+                "            run.after_step(state, engine, statistics)\n",
                 '            getattr(engine, "record", lambda: None)()\n'
-                "            after_step(statistics)\n",
+                "            run.after_step(state, engine, statistics)\n",
             ),
         ),
         tests=(f"{TESTS}test_a_step_is_in_the_ledger_on_disk_before_a_weight_changes",),

@@ -11,9 +11,11 @@ FAULTS: tuple[Fault, ...] = (
         breaks="After a crash the run repeats its steps with the same noise, bit for bit.",
         edits=(
             Edit(
-                "dpft/training/private_run.py",
-                "            secrets = dict(checkpoint.read_keys().content)\n",
-                "            secrets = self._fresh_keys(done, step=done)\n",
+                "dpft/training/start.py",
+                "        keys = dict(checkpoint.read_keys().content)\n",
+                "        keys = make_randomness(\n"
+                "            device, privacy.noise_seed, step=done, after=done\n"
+                "        ).state(done)\n",
             ),
         ),
         tests=(f"{TESTS}test_a_resumed_run_repeats_its_steps_bit_for_bit",),
@@ -23,9 +25,9 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A run is resumed only on the records that it began with.",
         edits=(
             Edit(
-                "dpft/runs/run.py",
-                "                same_records(folder, prepared.training_set)\n",
-                "                private_path(folder, FINGERPRINT)\n",
+                "dpft/runs/train.py",
+                "                check_same_records(folder, training_set)\n",
+                "                private_path(folder, WHITE_BOX)\n",
             ),
         ),
         tests=(f"{TESTS}test_other_records_are_rejected",),
@@ -35,12 +37,12 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A resumed run keeps the plan in the first line of its ledger.",
         edits=(
             Edit(
-                "dpft/runs/folder.py",
+                "dpft/runs/interrupted_run.py",
                 "    if bound.replace(calibration=None, delta_source=own.delta_source) != own:\n",
                 "    if bound.noise_multiplier != own.noise_multiplier:\n",
             ),
             Edit(
-                "dpft/runs/folder.py",
+                "dpft/runs/interrupted_run.py",
                 "    return RunPlan(size=size, steps=steps, phases=phases, privacy=bound)\n",
                 "    return RunPlan(size=size, steps=steps, phases=phases, privacy=own)\n",
             ),
@@ -69,13 +71,9 @@ FAULTS: tuple[Fault, ...] = (
         breaks="Steps that are repeated with new noise are new lines in the ledger.",
         edits=(
             Edit(
-                "dpft/training/private_run.py",
-                "            stands = ledger.steps\n"
-                "            journal = self._journal(held, ledger, stands)\n"
-                "            if broken.counted_steps > stands:\n",
-                "            stands = done\n"
-                "            journal = self._journal(held, ledger, stands)\n"
-                "            if broken.counted_steps > ledger.steps:\n",
+                "dpft/training/start.py",
+                "        position = ledger.steps\n    journal",
+                "        position = done\n    journal",
             ),
             Edit(
                 "dpft/privacy/replay_log.py",
@@ -149,13 +147,13 @@ FAULTS: tuple[Fault, ...] = (
         breaks="The same command in the folder of an interrupted run starts no second run.",
         edits=(
             Edit(
-                "dpft/runs/folder.py",
+                "dpft/runs/new_run.py",
                 "    if read_journal(folder / JOURNAL):  # Whatever became of the ledger since.\n"
                 "        return True\n",
                 "",
             ),
             Edit(
-                "dpft/runs/folder.py",
+                "dpft/runs/new_run.py",
                 "    if checkpoints(folder / CHECKPOINTS):\n"
                 "        return True\n"
                 "    try:\n"
@@ -185,7 +183,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="resume=auto resumes a run only with the settings that it was begun with.",
         edits=(
             Edit(
-                "dpft/runs/folder.py",
+                "dpft/runs/interrupted_run.py",
                 "    if read_begun(folder).asked != digest_of(command.settings()):\n",
                 "    if read_begun(folder).asked is None:\n",
             ),

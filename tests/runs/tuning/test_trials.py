@@ -12,7 +12,7 @@ from dpft.config.load import dump
 from dpft.config.tune import TuneCommand
 from dpft.errors import DpftError, InputError, RunError, StateError
 from dpft.runs import tuning
-from dpft.runs.run_plan import RunPlan
+from dpft.runs.run_plan import RunPlan, plan_run
 from dpft.runs.tuning import Trial, run_trial, train_trial
 from tests.config.test_tune import command
 from tests.runs.tuning.test_search import SEARCH
@@ -32,15 +32,13 @@ def tuning_folder(tmp_path: Path) -> Path:
 
 
 def beginning(monkeypatch: pytest.MonkeyPatch, what: Callable[..., Any]) -> None:
-    """Makes ``what`` of the configuration, folder, planner and origin the training of a trial."""
+    """Makes ``what`` of the configuration, folder and plan the training of a trial."""
 
-    def begin(
-        config: Any, folder: Path, planner: Any, *, write_request: Any, with_curve: bool
-    ) -> None:
+    def train(config: Any, folder: Path, *, with_curve: bool, **given: Any) -> None:
         assert not with_curve, "its own steps are not what was spent"
-        what(config, folder, planner, write_request)
+        what(config, folder, given)
 
-    monkeypatch.setattr(tuning, "begin", begin)
+    monkeypatch.setattr(tuning, "train_run", train)
 
 
 def test_a_trial_has_its_setting_its_own_noise_and_the_searchs_calibration(
@@ -50,10 +48,10 @@ def test_a_trial_has_its_setting_its_own_noise_and_the_searchs_calibration(
 
     planned: list[RunPlan] = []
 
-    def begin(config: Any, folder: Path, planner: Any, write_request: Any) -> None:
-        assert (folder, write_request) == (tuning_folder / "trial-0", origin)
+    def begin(config: Any, folder: Path, given: Any) -> None:
+        assert (folder, given.pop("write_request")) == (tuning_folder / "trial-0", origin)
         assert config.train.learning_rate == TRIAL.setting["train.learning_rate"] == 0.1
-        planned.append(planner(config, lambda: pytest.fail("the size is published")))
+        planned.append(plan_run(config, lambda: pytest.fail("the size is published"), **given))
 
     beginning(monkeypatch, begin)
     assert run_trial(tune, SEARCH, TRIAL, tuning_folder / "trial-0", origin) == 0
@@ -130,9 +128,15 @@ def test_a_trial_without_a_checkpoint_begins_anew_and_one_with_a_checkpoint_goes
     tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[set[str]] = []
-    beginning(monkeypatch, lambda _, at, *__: begun.append({each.name for each in at.iterdir()}))
     gone_on: list[Any] = []
-    monkeypatch.setattr(tuning, "go_on", lambda *given, **_: gone_on.append(given))
+
+    def train(config: Any, at: Path, given: Any) -> None:
+        if given.get("resumes"):
+            gone_on.append((config, at))
+        else:
+            begun.append({path.name for path in at.iterdir()})
+
+    beginning(monkeypatch, train)
     trial = tuning_folder / "trial-0"
     trial.mkdir()
     (trial / "stale").touch()

@@ -1,15 +1,15 @@
 """What the processes of a run must have in common before any of them uses a record.
 
-Each composes its configuration, reads the records and loads the model on its own. Were one of them
-cut otherwise into micro-batches, a record could count twice, or never: so all of it is compared
-first, and the first process's keys, plan and weights are everybody's.
+Each composes its configuration, reads the records and loads the model on its own. If one of them
+made other micro-batches, a record could count twice, or never. So all of it is compared first, and
+rank 0's keys, plan and weights become everybody's.
 """
 
 import hashlib
 import hmac
 import json
 import secrets as entropy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -27,12 +27,15 @@ from dpft.data.encoding import fingerprint
 from dpft.data.training_records import KEY_BYTES
 from dpft.devices import device_name
 from dpft.errors import InputError
+from dpft.models.checkpoint_rows import RowsOfModel
 from dpft.models.losses import per_example_losses
 from dpft.parallel.ranks import Ranks
 from dpft.privacy.plan import PrivacyPlan
-from dpft.runs.folder import Secrets
-from dpft.runs.prepared_run import Prepared
+from dpft.runs.new_run import Secrets
+from dpft.runs.run_plan import RunPlan
 from dpft.strict_model import json_text, parse_text
+from dpft.tasks.base import Record
+from dpft.training.loop import TrainingSet
 from dpft.training.synthetic_batches import SHORT_LENGTH, synthetic_batch
 from dpft.training.training_config import autocast
 from dpft.training.training_state import model_state
@@ -98,24 +101,23 @@ def check_alike(config: TrainConfig | EvaluateConfig | GenerateConfig, ranks: Ra
 
 
 def share_settings(
-    own: tuple[TrainConfig, Path, bool] | None, ranks: Ranks
+    config: TrainConfig | None, folder: Path, *, resumes: bool, ranks: Ranks
 ) -> tuple[TrainConfig, Path, bool]:
-    """Returns the first process's configuration and folder, and whether its run goes on.
+    """Return rank 0's configuration and folder, and whether its run is resumed.
 
-    Where a restart finds that the run has begun, they are those of that run. The other processes
-    write to no file of the folder but their shards of a checkpoint.
+    On rank 0 only are the arguments read. The other ranks write to no file of the folder but their
+    shards of a checkpoint.
     """
     if ranks.size == 1:
-        assert own is not None
-        return own
-    said = b""
-    if own is not None:
-        config, folder, goes_on = own
-        said = json.dumps([plain(config), str(folder.absolute()), goes_on]).encode()
-    values, path, goes_on = json.loads(ranks.broadcast(said))
-    if own is not None:
-        return own
-    return from_values(values, TrainConfig), Path(path), goes_on
+        assert config is not None
+        return config, folder, resumes
+    content = b""
+    if config is not None:
+        content = json.dumps([plain(config), str(folder.absolute()), resumes]).encode()
+    values, path, resumes = json.loads(ranks.broadcast(content))
+    if config is not None:
+        return config, folder, resumes
+    return from_values(values, TrainConfig), Path(path), resumes
 
 
 def share_secrets(own: Secrets | None, ranks: Ranks) -> Secrets:
@@ -130,19 +132,51 @@ def share_secrets(own: Secrets | None, ranks: Ranks) -> Secrets:
     return Secrets(unit_key=unit, audit_key=audit, held_out_key=held_out)
 
 
-def agreed(prepared: Prepared, ranks: Ranks) -> Prepared:
-    """Returns what a process prepared, with the first one's plan and weights."""
+def share_plan(plan: RunPlan, ranks: Ranks) -> RunPlan:
+    """Return a plan with the noise of rank 0, which may round it otherwise on another machine."""
     if ranks.size == 1:
-        return prepared
+        return plan
+    content = ranks.broadcast(b"" if plan.privacy is None else json_text(plan.privacy).encode())
+    return replace(plan, privacy=parse_text(content.decode(), PrivacyPlan) if content else None)
+
+
+def check_same_inputs(
+    config: TrainConfig,
+    plan: RunPlan,
+    model: nn.Module,
+    training_set: TrainingSet,
+    scored: Mapping[str, Sequence[Record]],
+    rows: RowsOfModel | None,
+    ranks: Ranks,
+) -> None:
+    """Reject processes that would train on other records, in other micro-batches or another model.
+
+    The first one's weights become everybody's. ``rows`` reads the weights that are not loaded yet,
+    of a model that is to be sharded.
+    """
+    if ranks.size == 1:
+        return
     key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
-    _refuse_different(_known_by(prepared, key), ranks)
-    ranks.copy_first([t for t in model_state(prepared.model).values() if not t.is_meta])
-    if not prepared.config.parallel.shards_model:  # else once it is cut: it may not fit whole
-        check_arithmetic(prepared, ranks)
-    privacy = prepared.plan.privacy
-    said = ranks.broadcast(b"" if privacy is None else json_text(privacy).encode())
-    first = parse_text(said.decode(), PrivacyPlan) if said else None
-    return replace(prepared, plan=replace(prepared.plan, privacy=first))
+    cut = (
+        training_set.micro_batch_size,
+        training_set.micro_batch_tokens,
+        training_set.layout,
+        config.train.precision,
+        training_set.device.type,
+        {part: len(records) for part, records in scored.items()},
+        plan.steps,
+    )
+    state = model_state(model)
+    shapes = {name: [list(t.shape), t.is_meta] for name, t in state.items()}
+    sampled = "" if rows is None else rows.sampled(model, Random(key))
+    hashes = {
+        "data": fingerprint(training_set.examples, training_set.units, key),
+        "train.micro_batch_size, and records to score": _keyed(key, repr(cut)),
+        "model": _keyed(key, json.dumps([sampled, shapes], sort_keys=True)),
+        "processor, device and train.num_threads": repr(processor(training_set.device)),
+    }
+    _refuse_different(hashes, ranks)
+    ranks.copy_first([t for t in state.values() if not t.is_meta])
 
 
 def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
@@ -175,48 +209,30 @@ def _bit_sum(tensor: Tensor) -> list[int]:
     return [tensor.numel(), int(bits.sum(dtype=torch.int64))]
 
 
-def check_arithmetic(prepared: Prepared, ranks: Ranks) -> None:
-    """Refuses processes that round otherwise."""
+def check_arithmetic(
+    config: TrainConfig,
+    model: nn.Module,
+    layout: Layout,
+    ranks: Ranks,
+    unsharded: Mapping[str, nn.Parameter] | None = None,
+) -> None:
+    """Reject processes that round otherwise; ``unsharded`` as in ``bits_of_a_gradient``."""
     with ranks.settled():
         bits = bits_of_a_gradient(
-            prepared.model,
-            prepared.training_set.layout,
-            max_length=prepared.config.task.longest,
-            precision=prepared.config.train.precision,
-            unsharded=None if prepared.shards is None else prepared.shards.unsharded,
+            model,
+            layout,
+            max_length=config.task.longest,
+            precision=config.train.precision,
+            unsharded=unsharded,
         )
-    everyones = ranks.everyones(bits.encode())
+    bits_of_ranks = ranks.everyones(bits.encode())
     with ranks.settled():
-        if ranks.is_first and len(set(everyones)) > 1:
+        if ranks.is_first and len(set(bits_of_ranks)) > 1:
             raise InputError(
                 "the processes of a run must compute the same bits, and the same synthetic records"
                 " came out otherwise on some; start them on machines of one kind, with the same"
                 " libraries and environment variables."
             )
-
-
-def _known_by(prepared: Prepared, key: bytes) -> dict[str, str]:
-    """Returns, by what it is of, a keyed hash of what must be the same."""
-    training_set = prepared.training_set
-    cut = (
-        training_set.micro_batch_size,
-        training_set.micro_batch_tokens,
-        training_set.layout,
-        prepared.config.train.precision,
-        training_set.device.type,
-        {part: len(records) for part, records in prepared.division.scored.items()},
-        prepared.plan.steps,
-    )
-    state = model_state(prepared.model)
-    shapes = {name: [list(t.shape), t.is_meta] for name, t in state.items()}
-    rows = prepared.rows  # of weights that each process reads for itself
-    read = "" if rows is None else rows.sampled(prepared.model, Random(key))
-    return {
-        "data": fingerprint(training_set.examples, training_set.units, key),
-        "train.micro_batch_size, and records to score": _keyed(key, repr(cut)),
-        "model": _keyed(key, json.dumps([read, shapes], sort_keys=True)),
-        "processor, device and train.num_threads": repr(processor(training_set.device)),
-    }
 
 
 def _keyed(key: bytes, text: str) -> str:

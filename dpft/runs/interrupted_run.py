@@ -1,239 +1,66 @@
-"""A run's folder, where one begins and where one goes on: what may lie there, and what binds it.
+"""An interrupted run, and what must not change when it is resumed.
 
-A run begins where no privacy was spent, and nothing stale is left. Its date and versions are
-written once, in private/, so that a run that goes on another day, or was killed and goes on bit by
-bit, dates its report alike. A day is enough: a finer time would tell how long steps took
-(docs/design.md, rule 7).
-
-A run goes on (``resume=RUN``) as it was bound to: task, model, method, privacy, the steps and the
-records stay. What changes speed alone may be set anew; where it changes bits, steps are not
-replayed (``dpft.training.checkpoint``).
+Task, model, method, privacy, the steps and the records stay. What changes only speed may be set
+again; if it changes bits, steps are not replayed (``dpft.training.checkpoint``).
 
 With ``resume=auto`` a command resumes the run in its folder, or begins one there. So torchrun and
 Slurm can restart it with the same arguments. It resumes a run only if it was begun with the same
 settings.
 """
 
-import hashlib
 import hmac
-import json
 import logging
-import secrets as entropy
-import shutil
-import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-import dpft
+from torch import nn
+
 from dpft.config.keys import AUTO, copy_key, in_shell
-from dpft.config.load import from_values, load_saved, plain, read_saved
+from dpft.config.load import from_values, load_saved, plain
 from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.data.encoding import fingerprint
 from dpft.data.raw_rows import held_splits
-from dpft.data.training_records import new_key
 from dpft.errors import DpftError, InputError, StateError
 from dpft.files import (
     AUDIT_KEY,
     BASE_MODEL,
-    BEGUN,
     CHECKPOINTS,
     CONFIGURATION,
-    DATA_SUMMARY,
-    DIAGNOSTICS,
     FINGERPRINT,
     HELD_OUT_KEY,
-    HISTOGRAM,
-    JOURNAL,
-    LEDGER,
-    METRICS,
-    MODEL,
-    PAGE,
+    KEYS,
     PRIVACY,
-    PRIVATE_AUDIT,
-    PRIVATE_METRICS,
-    PRIVATE_PROGRESS,
-    PRIVATE_REPORT,
-    PROGRESS,
-    RELEASED,
     REPORT,
     SYNTHESIS,
-    TEXTS_OF_EVALUATIONS,
-    TOKENIZER,
-    TRACKING,
     TUNING,
     UNIT_KEY,
-    WHITE_BOX,
+    hold_run,
     is_base_model,
-    private_folder,
-    private_path,
     refuse_links,
     what_lacks,
 )
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import was_restarted, world
 from dpft.parallel.rank_environment import submitted_task
-from dpft.privacy.cipher import secret_key
-from dpft.privacy.ledger import read_ledger
+from dpft.parallel.shards import ShardedModel, whole_reader
+from dpft.privacy.frozen_state import digests_of
 from dpft.privacy.mechanisms.base import Chosen, Mechanism, MechanismConfig
 from dpft.privacy.planning import make_plan
-from dpft.privacy.replay_log import read_journal
-from dpft.reports.promises import BegunFile, Origin, StartingModel, Versions
-from dpft.reports.run_record import data_name, model_name, read_own_evaluations, with_kind
+from dpft.privacy.privacy_config import DifferentialPrivacy
+from dpft.reports.run_record import read_own_evaluations
 from dpft.runs.composition import spent_before, tokenizer_of
 from dpft.runs.exit_codes import say
 from dpft.runs.held_out import held_out_key
+from dpft.runs.new_run import Fingerprint, Secrets, digest_of, has_begun, read_begun
 from dpft.runs.run_plan import RunPlan, method_phases, plan_without_noise, public_size
-from dpft.strict_model import Versioned, json_text, read_model, write_model
-from dpft.training.checkpoint import ResumePoint, checkpoints
+from dpft.runs.saved_run import check_model
+from dpft.strict_model import read_model
+from dpft.training.checkpoint import ResumePoint, check_promises, checkpoints, find_resume_point
 from dpft.training.loop import TrainingSet
 
-
-class Fingerprint(Versioned):
-    """private/fingerprint: by what a run knows its training records again."""
-
-    key: str
-    """Random, in hexadecimal."""
-    hmac: str
-    """Of the records under the key: a plain hash would tell whoever has it and a guess."""
-
-
 logger = logging.getLogger(__name__)
-WriteRequest = Callable[[Path], None]
-"""Writes into a new run's folder how the run was asked for, such as Hydra's record of a command."""
-
-
-def refuse_used_folder(folder: Path) -> None:
-    """Refuses a folder where privacy was spent, or with what was made of another run's model.
-
-    Raises:
-        InputError: There is a ledger, or an earlier run whose model other commands made something
-            public of, or a search.
-    """
-    if (folder / TUNING).exists():
-        raise InputError(
-            f"{folder / TUNING} exists: dpft tune has trained in this folder; go on with dpft tune"
-            f" {in_shell('resume', folder)}, or choose another folder with hydra.run.dir=DIR."
-        )
-    if has_begun(folder):
-        known = folder / LEDGER
-        known = known if known.exists() else folder / JOURNAL
-        is_vocabulary = read_saved(folder / CONFIGURATION).get("tokenizer") is not None
-        command = "tokenizer" if is_vocabulary else "train"
-        raise InputError(
-            f"{known} exists: a run in this folder has taken noisy steps; go on with it"
-            f" by dpft {command} {in_shell('resume', folder)}, or choose another folder with"
-            " hydra.run.dir=DIR."
-        )
-    for path in (folder / name for name in RELEASED):
-        if path.exists() and (folder / CONFIGURATION).exists():
-            raise InputError(
-                f"{path} exists: it is of an earlier run in this folder, and this run's report"
-                " would seem to cover it; move it away, or choose another folder with"
-                " hydra.run.dir=DIR."
-            )
-
-
-def has_begun(folder: Path) -> bool:
-    """Returns whether a run here may have taken a noisy step.
-
-    One that broke off before its first checkpoint was whole took none, and left a ledger that is
-    empty, or has but the line that names the run.
-    """
-    ledger = folder / LEDGER
-    if read_journal(folder / JOURNAL):  # Whatever became of the ledger since.
-        return True
-    if not ledger.exists():
-        return False
-    if checkpoints(folder / CHECKPOINTS):
-        return True
-    try:
-        return read_ledger(ledger).counted_steps > 0
-    except DpftError:
-        return True
-
-
-def start_anew(folder: Path) -> None:
-    """Removes what an earlier run of dpft left that took no noisy step here.
-
-    Its checkpoints would count as newer than this run's first one, its model would lie beside
-    this run's ledger if this run broke off, and its canaries would seem to be this run's.
-    """
-    if not (folder / CONFIGURATION).exists():
-        return
-    private = private_folder(folder)
-    public = (REPORT, PAGE, METRICS, PROGRESS, PRIVACY, LEDGER, HISTOGRAM)
-    scores = (PRIVATE_METRICS, PRIVATE_REPORT, PRIVATE_PROGRESS)
-    own = (DIAGNOSTICS, JOURNAL, DATA_SUMMARY, *scores, AUDIT_KEY, WHITE_BOX)
-    for name in (*public, *own):
-        (folder / name).unlink(missing_ok=True)
-    for place in (folder, private):
-        for stale in (path for texts in TEXTS_OF_EVALUATIONS for path in place.glob(texts)):
-            stale.unlink()
-    for name in (MODEL, TOKENIZER, TRACKING, CHECKPOINTS, PRIVATE_AUDIT):
-        shutil.rmtree(folder / name, ignore_errors=True)
-
-
-def write_begun(
-    folder: Path,
-    *,
-    asked: str | None = None,
-    starting_models: Sequence[StartingModel] = (),
-) -> None:
-    """Writes down that the run in a folder begins today (UTC), and with which versions.
-
-    ``asked`` tells the configuration that was asked for from any other; ``starting_models`` are
-    what the model that it starts from has promised already.
-    """
-    begun = BegunFile(
-        date=datetime.now(UTC).date().isoformat(),
-        versions=Versions(
-            dpft=dpft.__version__, torch=version("torch"), transformers=version("transformers")
-        ),
-        commit=checked_out_commit(Path(dpft.__file__).parents[1]),
-        starting_models=tuple(starting_models) or None,
-        asked=asked,
-    )
-    write_model(private_path(folder, BEGUN), begun, mode=0o600)
-
-
-def read_begun(folder: Path) -> BegunFile:
-    """Returns when and with what a run was begun; a run that is older says nothing."""
-    path = folder / BEGUN
-    return read_model(path, BegunFile) if path.exists() else BegunFile()
-
-
-def origin(config: TrainConfig, begun: BegunFile) -> Origin:
-    """Returns what privacy.json says of a run's day, versions, model and data."""
-    path = config.model.path
-    own = config.model.folder if path and not is_base_model(path) else None
-    return Origin(
-        model=with_kind(model_name(config.model), own),
-        data=data_name(config.task),
-        starting_models=begun.starting_models,
-        **begun.when,
-    )
-
-
-def checked_out_commit(root: Path) -> str | None:
-    """Returns the commit of the git checkout in a folder, or None of none.
-
-    It has ``-dirty`` behind it where files differ from it.
-    """
-    if not (root / ".git").exists():
-        return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        done = subprocess.run(
-            [*command, "--exclude=*"], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
 
 
 MAY_CHANGE = (
@@ -246,20 +73,83 @@ MAY_CHANGE = (
 SECTIONS = ("eval", "decode", "metrics", "tracking", "parallel")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Secrets:
-    """A run's keys, from its private folder."""
+def open_interrupted(folder: Path, stack: ExitStack) -> ResumePoint:
+    """Lock the folder of an interrupted run, and return where it stands.
 
-    unit_key: bytes
-    held_out_key: bytes | None
-    audit_key: bytes
-    """Of which canaries and their coins are made."""
+    Args:
+        folder: The run's.
+        stack: Holds the lock.
+
+    Raises:
+        InputError: There is no run, or another process holds it.
+        StateError: Its checkpoint, its ledger or its scores are damaged.
+    """
+    stack.enter_context(hold_run(folder))
+    resume_point = find_resume_point(folder)
+    if resume_point.has_ended:
+        check_model(folder, resume_point.ledger)  # It is scored, or stays as it is.
+    if not is_reported(folder, resume_point):
+        read_own_evaluations(folder)
+    return resume_point
 
 
-def fresh_secrets(config: TrainConfig) -> Secrets:
-    """Returns the keys of a run that begins; two of them are those of a test's seed, if any."""
-    units, audit = (secret_key(name, config.privacy.noise_seed) for name in ("units", "audit"))
-    return Secrets(unit_key=units, held_out_key=new_key(), audit_key=audit)
+def is_reported(folder: Path, resume_point: ResumePoint | None) -> bool:
+    """Return whether a run has ended and its report is written; rank 0 has the resume point."""
+    assert resume_point is not None
+    return resume_point.has_ended and (folder / REPORT).exists() and (folder / PRIVACY).exists()
+
+
+def bound_noise(resume_point: ResumePoint | None) -> float | None:
+    """Return the noise multiplier of an interrupted run; None without privacy."""
+    assert resume_point is not None
+    if resume_point.checkpoint.run.plan is None:
+        return None
+    return resume_point.plan().noise_multiplier
+
+
+def check_same_base(
+    model: nn.Module, shards: ShardedModel | None, resume_point: ResumePoint | None
+) -> None:
+    """Reject other frozen weights than the run began with.
+
+    The checkpoint contains them too, and restores them; but what is released is used with those
+    that the configuration names.
+
+    Raises:
+        StateError: A tensor of the model that no step changes is another one.
+    """
+    assert resume_point is not None
+    before = resume_point.checkpoint.run.frozen
+    if not before:
+        return
+    digests = whole_digests(model, shards)
+    others = [name for name in before if digests.get(name) != before[name]]
+    if others:
+        raise StateError(
+            f"{resume_point.checkpoint.path} is a checkpoint of another model: {others[0]} differs"
+            " from the one that model.path or model now gives; put the model that the run began"
+            " with back."
+        )
+
+
+def whole_digests(model: nn.Module, shards: ShardedModel | None) -> dict[str, str]:
+    """Return the digests of a model's state, whose shards the other ranks help to gather."""
+    return digests_of(model, read=None if shards is None else whole_reader(shards))
+
+
+def check_ended(
+    resume_point: ResumePoint | None, plan: RunPlan, guarantee: DifferentialPrivacy | None
+) -> None:
+    """Reject a run that has ended, but not as it was bound to."""
+    assert resume_point is not None
+    if guarantee is not None:
+        check_promises(resume_point, guarantee)
+    checkpoint = resume_point.checkpoint
+    if resume_point.ledger is None and checkpoint.step < plan.steps:
+        raise StateError(
+            f"{checkpoint.path / KEYS} is gone, and the run has taken {checkpoint.step} of"
+            f" {plan.steps} steps; put it back, or begin a new run."
+        )
 
 
 def resumed_configuration(
@@ -385,14 +275,7 @@ def read_secrets(folder: Path) -> Secrets:
     return Secrets(unit_key=unit or b"", held_out_key=held_out, audit_key=audit or b"")
 
 
-def fingerprint_text(training_set: TrainingSet) -> str:
-    """Returns the private file by which a run will know its records again."""
-    key = entropy.token_bytes(32)
-    known = fingerprint(training_set.examples, training_set.units, key)
-    return json_text(Fingerprint(key=key.hex(), hmac=known)) + "\n"
-
-
-def same_records(folder: Path, training_set: TrainingSet) -> None:
+def check_same_records(folder: Path, training_set: TrainingSet) -> None:
     """Refuses to go on with other records than the run began with."""
     path = folder / FINGERPRINT
     try:
@@ -515,9 +398,3 @@ def automatically_resumed(command: TrainCommand, folder: Path) -> TrainCommand:
     logger.info("resuming the run in %s", folder)
     resumed = resumed_configuration(str(folder), {}, ())
     return resumed.replace(parallel=command.parallel)
-
-
-def digest_of(config: TrainConfig) -> str:
-    """Returns what tells a configuration from any other, as it was asked for."""
-    words = json.dumps(plain(config), sort_keys=True, default=str)
-    return hashlib.sha256(words.encode()).hexdigest()

@@ -16,8 +16,10 @@ from typing import Final, Literal
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from dpft.config.doctor import DoctorConfig
+from dpft.errors import RunError
 from dpft.machine import machine_memory
-from dpft.reports.terminal import Grid
+from dpft.reports.terminal import Answer, Grid, show_answer
 from dpft.strict_model import StrictModel, Versioned
 
 
@@ -159,3 +161,15 @@ def _check(what: str, found: str | None, wanted: SpecifierSet) -> Check:
     needs = f", dpft needs {wanted}" if str(wanted) else ""
     found = f"{found or 'not installed'}{needs}"
     return Check(what=what, state=MISSING, found=found, essential=True)
+
+
+def check_machine(config: DoctorConfig) -> None:
+    """Print every check of this machine.
+
+    Raises:
+        RunError: Something essential is missing.
+    """
+    doctor = examine()
+    show_answer(Answer(table=doctor_parts(doctor), record=doctor), config.output)
+    if not doctor.can_train:
+        raise RunError("dpft cannot train here; install what is listed as missing above.")

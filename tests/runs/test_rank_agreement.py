@@ -11,9 +11,9 @@ from dpft.config.schema import TrainConfig
 from dpft.data.batches import TextLayout
 from dpft.errors import SaidElsewhere
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.runs import together
-from dpft.runs.folder import Secrets
-from dpft.runs.together import (
+from dpft.runs import rank_agreement
+from dpft.runs.new_run import Secrets
+from dpft.runs.rank_agreement import (
     bits_of_a_gradient,
     check_alike,
     processor,
@@ -53,9 +53,9 @@ def test_the_first_key_that_differs_is_named_and_by_the_first_alone() -> None:
 
 
 def test_other_code_is_named_before_any_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = together._versions()
+    versions = rank_agreement._versions()
     found = iter([versions, {**versions, "dpft code": "another"}])
-    monkeypatch.setattr(together, "_versions", lambda: next(found))
+    monkeypatch.setattr(rank_agreement, "_versions", lambda: next(found))
     other = [*WORDS, "privacy.delta=1e-6"]
     said = met(WORDS, other)
     assert any("another dpft code on rank 1" in each for each in said)
@@ -70,12 +70,13 @@ def test_the_first_ones_configuration_and_folder_are_everybodys(
     own = loaded("train", [*WORDS, "privacy.delta=1e-6"]).settings(), Path("run"), goes_on
 
     def share(ranks: Ranks) -> tuple[TrainConfig, Path, bool]:
-        return share_settings(own if ranks.is_first else None, ranks)
+        config = own[0] if ranks.is_first else None
+        return share_settings(config, Path("run"), resumes=goes_on, ranks=ranks)
 
     first, second = on_threads(2, share)
-    assert first is own
+    assert first == own and first[0] is own[0]
     assert second == (own[0], tmp_path / "run", goes_on)
-    assert share_settings(own, ALONE) is own
+    assert share_settings(own[0], own[1], resumes=goes_on, ranks=ALONE) == own
 
 
 def test_the_first_ones_keys_are_everybodys() -> None:

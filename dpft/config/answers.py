@@ -1,0 +1,29 @@
+"""Keys that several commands share: how an answer is printed, and the file it is written to."""
+
+from pathlib import Path
+from typing import Literal
+
+from dpft.errors import InputError
+
+Output = Literal["table", "json"]
+PLOTS = (".svg", ".png")
+Names = str | tuple[str, ...] | None
+"""One name, or several of them."""
+
+
+def check_plot(file: str, *, key: str = "to") -> None:
+    """Refuses a file that no plot can be written to."""
+    if Path(file).suffix not in PLOTS:
+        raise InputError(f"{key} must be a file named *{' or *'.join(PLOTS)}, got {file!r}.")
+    check_folder(file, key=key)
+
+
+def check_folder(file: str, *, key: str) -> None:
+    """Refuse a file in a folder that does not exist."""
+    if not Path(file).parent.is_dir():
+        raise InputError(f"{key} must be in a folder that exists, got {file!r}; make it first.")
+
+
+def listed_names(names: Names) -> tuple[str, ...]:
+    """Return the names of a key that takes one or several."""
+    return (names,) if isinstance(names, str) else names or ()
