@@ -23,15 +23,15 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from benchmarks import tables
+from dpft.commands.evaluate import trained_model_of
+from dpft.commands.overrides import evaluate_configuration
+from dpft.commands.python_api import EVALUATE_COMMAND
 from dpft.data.encoding import TextEncoding
 from dpft.data.sources import load_examples
 from dpft.evaluation.evaluate import Group, group_examples
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.generation.decoding import DecodeConfig, batches_by_tokens
 from dpft.models.losses import per_example_losses
-from dpft.runs.api import EVALUATE_COMMAND
-from dpft.runs.configuring import evaluate_configuration
-from dpft.runs.evaluation import trained_model_of
 from dpft.tasks.base import Example, are_texts
 
 RESULTS = Path(__file__).parent / "results.md"

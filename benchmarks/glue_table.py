@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.sweep import table
+from dpft.commands.guarantee import read_finished_run
 from dpft.config.load import load_saved
 from dpft.config.schema import TrainConfig
 from dpft.data.sources import load_examples
-from dpft.runs.guarantee import read_finished_run
 
 LEARNING_RATES = {"full": "1e-3", "lora": "1e-2", "bitfit": "1e-2", "linear_probe": "5e-2"}
 """Method to its learning rate, the same with and without privacy."""

@@ -35,7 +35,7 @@ from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, IGNORED_LABEL, SEQ2SEQ
 from dpft.methods.base import METHODS, Method
 from dpft.models.loading import checkpoint_activations
 from dpft.models.losses import per_example_losses
-from dpft.parallel.reductions import Piece
+from dpft.parallel.rank_sums import Piece
 from dpft.privacy.cipher import Address, Purpose, keystream
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.clipping.engines import MicroBatch

@@ -20,8 +20,8 @@ from transformers import AutoTokenizer
 
 from benchmarks.gpu_lines import Given, Line, Verdict
 from dpft.cli.main import main as dpft_main
-from dpft.files import LEDGER, MODEL, TRACEBACK
 from dpft.models.source import EMBEDDED_MODEL
+from dpft.run_folder import LEDGER, MODEL, TRACEBACK
 from dpft.training import loop
 
 STEPS = 5

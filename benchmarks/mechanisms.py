@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.tables import markdown_table
-from dpft.runs.guarantee import read_finished_run
+from dpft.commands.guarantee import read_finished_run
 
 EPSILONS, SEEDS = (1, 3, 8), (0, 1, 2)
 MECHANISMS = {"dp_sgd": ["mechanism=dp_sgd"], "banded": ["mechanism=banded"]}

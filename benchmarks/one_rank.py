@@ -11,12 +11,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from dpft.parallel.cutting import repeated_blocks
+from dpft.commands.run_cost import cut
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.parallel.processes import current_ranks, started
-from dpft.parallel.reductions import STRETCH
+from dpft.parallel.rank_sums import STRETCH
+from dpft.parallel.sharding import repeated_blocks
 from dpft.parallel.shards import ShardedModel
-from dpft.runs.run_cost import cut
 
 FSDP = ParallelConfig(name="fsdp")
 

@@ -24,10 +24,10 @@ from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.kinds import CAUSAL
 from dpft.models.losses import per_example_losses
-from dpft.parallel.cutting import repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.parallel.processes import started
 from dpft.parallel.ranks import ALONE, Ranks, Share, make_grid
+from dpft.parallel.sharding import repeated_blocks
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.engine import PrivacyEngine

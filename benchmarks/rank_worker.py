@@ -11,14 +11,12 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dpft.commands import train as train_command
+from dpft.commands.python_api import TRAIN_COMMAND
 from dpft.parallel.processes import current_ranks
-from dpft.runs import train as train_command
-from dpft.runs.api import TRAIN_COMMAND
 from dpft.training.listeners import PublicStep
 
 
@@ -27,7 +25,10 @@ class InputEnded(BaseException):
 
 
 class Clock:
-    """A listener of the first rank's steps."""
+    """A listener of the first rank's steps, in place of its progress record."""
+
+    def __init__(self, *_: Any) -> None:
+        """Take what a progress record is made of."""
 
     def begin(self, step: int) -> None:
         """Starts the clock of the first step."""
@@ -52,22 +53,19 @@ class Clock:
             raise InputEnded
         self._start()
 
+    def publish(self, _: int) -> None:
+        """Write nothing: no record was made."""
+
     def _start(self) -> None:
         traffic = current_ranks().traffic
         self._sent, self._calls = traffic.sent_bytes, traffic.collectives.total()
         self._begun = time.perf_counter()
 
 
-@contextmanager
-def clocked(*_: Any) -> Iterator[tuple[Clock]]:
-    """Stands in for a run's trackers."""
-    yield (Clock(),)
-
-
 def main() -> None:
     """Takes the steps of the run that the arguments describe."""
     logging.disable(logging.CRITICAL)
-    train_command.tracked = clocked  # type: ignore[assignment]
+    train_command.ProgressRecord = Clock  # type: ignore[assignment,misc]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         composed = TRAIN_COMMAND.compose([*sys.argv[1:], "eval.enabled=false"], folder)

@@ -139,7 +139,7 @@ def arguments(file: Path, model: str | None, *, batch: int = 64) -> list[str]:
 
 def configuration(file: Path, model: str | None) -> Any:
     """Returns the configuration of that run."""
-    from dpft.config.composing import compose
+    from dpft.config.hydra_compose import compose
     from dpft.config.load import load
     from dpft.config.schema import TrainCommand
 
@@ -149,13 +149,13 @@ def configuration(file: Path, model: str | None) -> Any:
 
 def time_tokenizing(file: Path, model: str | None, *, pairs: int) -> tuple[list[float], float]:
     """Returns ratios of processor time, reading and tokenizing to bare batches; and mean tokens."""
+    from dpft.commands.splits import load_training_data
+    from dpft.commands.task_model import encoding_of, training_head
+    from dpft.commands.training_set import make_training_set
     from dpft.data.encoding import encoded_rows
     from dpft.data.sources import load_examples
     from dpft.models.architecture import read_architecture
     from dpft.models.loading import load_tokenizer
-    from dpft.runs.held_out import load_training_data
-    from dpft.runs.task_model import encoding_of, training_head
-    from dpft.runs.training_records import make_training_set
 
     config = configuration(file, model)
     architecture = read_architecture(config.model)

@@ -20,9 +20,9 @@ import torch
 
 from benchmarks.worker import answer, peak_bytes
 from benchmarks.workload import WholeRun
+from dpft.commands.python_api import TRAIN_COMMAND
+from dpft.commands.train import train_run
 from dpft.models.loading import quiet_transformers
-from dpft.runs.api import TRAIN_COMMAND
-from dpft.runs.train import train_run
 from dpft.training import loop, training_run
 from dpft.training.training_run import TrainingRun
 

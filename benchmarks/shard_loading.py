@@ -23,16 +23,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import tables
+from dpft.commands.task_model import prepare_in_shards, prepare_model
 from dpft.kinds import CAUSAL, Head
 from dpft.methods.full import Full
 from dpft.models.architecture import read_architecture
 from dpft.models.source import ModelConfig
-from dpft.parallel.cutting import repeated_blocks, size_of
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.parallel.processes import started
 from dpft.parallel.ranks import Ranks, make_grid
+from dpft.parallel.sharding import repeated_blocks, size_of
 from dpft.parallel.shards import ShardedModel
-from dpft.runs.task_model import prepare_in_shards, prepare_model
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results.md"

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.tables import markdown_table
+from dpft.commands.guarantee import read_finished_run
 from dpft.reports.promises import PrivateRun
 from dpft.reports.run_record import RunRecord, find_runs
-from dpft.runs.guarantee import read_finished_run
 
 COLUMNS = ("method", "learning rate", "ε", "noise multiplier", "trainable", "share")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import tables
-from dpft.config.composing import compose
+from dpft.config.hydra_compose import compose
 from dpft.config.load import load
 from dpft.config.schema import TokenizerCommand
 from dpft.data.sources import read_examples

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from dpft.errors import DpftError, InputError, RunError, StateError
 
 if TYPE_CHECKING:
-    from dpft.runs.api import Generated, account, evaluate, generate, plan, train, tune
-    from dpft.runs.finished_run import Run, open_run
+    from dpft.commands.finished_run import Run, open_run
+    from dpft.commands.python_api import Generated, account, evaluate, generate, plan, train, tune
     from dpft.synthesis.command import Synthesized, synthesize
 
 __version__ = "0.3.0"
@@ -43,9 +43,10 @@ __all__ = [
 
 _MODULES = {
     **dict.fromkeys(
-        ("Generated", "account", "evaluate", "generate", "plan", "train", "tune"), "dpft.runs.api"
+        ("Generated", "account", "evaluate", "generate", "plan", "train", "tune"),
+        "dpft.commands.python_api",
     ),
-    **dict.fromkeys(("Run", "open_run"), "dpft.runs.finished_run"),
+    **dict.fromkeys(("Run", "open_run"), "dpft.commands.finished_run"),
     **dict.fromkeys(("Synthesized", "synthesize"), "dpft.synthesis.command"),
 }
 """The module that each name is imported from when it is first used."""

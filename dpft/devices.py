@@ -198,7 +198,7 @@ def add_in_one_order(device: torch.device, *, strictly: bool = False) -> None:
     """Has an accelerator's kernels add in one order, until ``order_of_addition_kept`` ends.
 
     A step that is taken again then gives the same bits, and a run that broke off goes on without
-    new noise (docs/design.md, rule 9).
+    new noise (docs/dev/design.md, rule 9).
 
     Args:
         device: What computes; nothing changes for a processor.

@@ -2,8 +2,8 @@
 
 Reading, importing, loading, proving and encoding take minutes of silence on a large model. Each
 says by ``doing`` that it begins; where no line is drawn (a pipe, a program), that does nothing. The
-line is redrawn once a second, and no step moves it (docs/design.md, rule 7). It is drawn without a
-library: those that draw bars take part of the time that it is there to bridge.
+line is redrawn once a second, and no step moves it (docs/dev/design.md, rule 7). It is drawn
+without a library: those that draw bars take part of the time that it is there to bridge.
 
     with shown_startup():
         doing(READING)

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from dpft.errors import StateError
-from dpft.files import read_json, write_text
+from dpft.run_folder import read_json, write_text
 
 
 class StrictModel(BaseModel):

@@ -1,4 +1,4 @@
-"""docs/design.md and the pages beside it name code and tests: what they name is there."""
+"""docs/dev/design.md and the pages beside it name code and tests: what they name is there."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "dev" / "design.md").read_text(encoding="utf-8")
 PAGES = "\n".join(
     [PAGE]
     + [
@@ -31,7 +31,7 @@ HEADINGS = {line.lstrip("#").strip().partition(":")[0].lower() for line in PAGE.
             if line.startswith("#")}  # fmt: skip
 HEADINGS |= {f"rule {number}" for number in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
 """What may be cited of it: "rule 7", "the clipper"."""
-CITATION = re.compile(r"docs/design\.md, ([^).,;:\"]+)")
+CITATION = re.compile(r"docs/dev/design\.md, ([^).,;:\"]+)")
 UNPUBLISHED = ("DES" + "IGN", "SP" + "EC.md", "PIT" + "FALLS", "../" + "shared")
 """Texts that are not in the repository, in pieces, so that this file does not name them."""
 TEXTS = (".py", ".md", ".yaml", ".toml", ".j2", ".cff")

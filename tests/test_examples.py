@@ -9,7 +9,7 @@ import pytest
 import dpft
 
 PACKAGE = Path(dpft.__file__).parent
-SLOW = {"dpft.privacy.accounting", "dpft.runs.api"}
+SLOW = {"dpft.privacy.accounting", "dpft.commands.python_api"}
 """They ask every accountant, in processes of their own too."""
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")

@@ -5,7 +5,7 @@ import stat
 import pytest
 
 from dpft.errors import InputError, StateError
-from dpft.files import (
+from dpft.run_folder import (
     hold_run,
     read_json,
     read_yaml,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dpft.errors import InputError
-from dpft.files import refuse_links
+from dpft.run_folder import refuse_links
 
 PLACES = ("model", "model/x", ".hydra", "private", "private/lock", "private/checkpoints/a/b")
 

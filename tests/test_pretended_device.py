@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import dpft.audit.kinds.one_run
-import dpft.runs.evaluation
-import dpft.runs.generation
-import dpft.runs.train  # noqa: F401  so that no process of a test imports any of it again
+import dpft.commands.evaluate
+import dpft.commands.generate
+import dpft.commands.train  # noqa: F401  so that no process of a test imports any of it again
 from benchmarks.gpu_exactness import IDS, SHAPES, length, prepared, rows, trained
 from dpft.data import batches as batches_module
 from dpft.data.batches import Batch, TextLayout

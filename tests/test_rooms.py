@@ -15,7 +15,7 @@ LEVELS = (
     {"cli"},
     {"audit"},
     {"synthesis"},
-    {"runs"},
+    {"commands"},
     {"reports"},
     {"config", "estimates"},
     {"training"},
@@ -193,7 +193,7 @@ def named_keys(source: str) -> list[str]:
 
 def test_the_library_names_its_arguments_and_no_configuration_key() -> None:
     files = library_files()
-    assert len(files) > 20 and PACKAGE / "batch_mixing.py" in files
+    assert len(files) > 20 and PACKAGE / "independence_check.py" in files
     found = {str(path): named_keys(path.read_text()) for path in files}
     assert {path: keys for path, keys in found.items() if keys} == {}
 

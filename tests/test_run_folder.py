@@ -7,9 +7,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 import dpft
-from dpft import files
+from dpft import run_folder as files
 from dpft.errors import InputError
-from dpft.files import (
+from dpft.run_folder import (
     JOURNAL,
     MEMORIZATION,
     PRIVATE,
@@ -57,7 +57,7 @@ def spelled(source: str) -> list[str]:
 
 
 def test_no_other_module_spells_a_name_of_a_runs_folder() -> None:
-    others = set(PACKAGE.rglob("*.py")) - {PACKAGE / "files.py"}
+    others = set(PACKAGE.rglob("*.py")) - {PACKAGE / "run_folder.py"}
     assert len(others) > 200
     found = {str(path): spelled(path.read_text()) for path in sorted(others)}
     assert {path: names for path, names in found.items() if names} == {}

@@ -18,6 +18,21 @@ from markupsafe import Markup
 from transformers import PreTrainedModel
 
 from dpft.audit.base import AuditConfig, AuditedRun, Finding
+from dpft.commands.exit_codes import crash_kept
+from dpft.commands.guarantee import privacy_of
+from dpft.commands.interrupted_run import kept_here, read_secrets
+from dpft.commands.ledger_account import saved_run
+from dpft.commands.new_run import Fingerprint
+from dpft.commands.splits import (
+    HELD_OUT,
+    TrainingData,
+    held_out_key,
+    known_by,
+    load_training_data,
+    read_canaries,
+)
+from dpft.commands.task_model import fitted_to, prepare_model, trained_model_of_run, training_head
+from dpft.commands.training_set import encode_records
 from dpft.config.schema import TrainConfig
 from dpft.data.batches import EncodedRows
 from dpft.data.canaries import copies_of
@@ -27,7 +42,17 @@ from dpft.data.sources import has_training_split_alone, load_examples
 from dpft.data.training_records import split_held_out
 from dpft.errors import DpftError, InputError, StateError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
-from dpft.files import (
+from dpft.generation.decoding import batches_by_tokens, evaluation_mode
+from dpft.kinds import TEXT
+from dpft.models.architecture import read_architecture
+from dpft.models.loading import quiet_transformers
+from dpft.models.losses import per_example_losses, token_nll
+from dpft.reports import terminal
+from dpft.reports.pages import line, render_page
+from dpft.reports.promises import Audited
+from dpft.reports.report import write_report
+from dpft.reports.terminal import Grid
+from dpft.run_folder import (
     AUDIT,
     CANARIES,
     FINGERPRINT,
@@ -41,31 +66,6 @@ from dpft.files import (
     private_audit_path,
     write_text,
 )
-from dpft.generation.decoding import batches_by_tokens, evaluation_mode
-from dpft.kinds import TEXT
-from dpft.models.architecture import read_architecture
-from dpft.models.loading import quiet_transformers
-from dpft.models.losses import per_example_losses, token_nll
-from dpft.reports import terminal
-from dpft.reports.pages import line, render_page
-from dpft.reports.promises import Audited
-from dpft.reports.report import write_report
-from dpft.reports.terminal import Grid
-from dpft.runs.exit_codes import crash_kept
-from dpft.runs.guarantee import privacy_of
-from dpft.runs.held_out import (
-    HELD_OUT,
-    TrainingData,
-    held_out_key,
-    known_by,
-    load_training_data,
-    read_canaries,
-)
-from dpft.runs.interrupted_run import kept_here, read_secrets
-from dpft.runs.new_run import Fingerprint
-from dpft.runs.saved_run import saved_run
-from dpft.runs.task_model import fitted_to, prepare_model, trained_model_of_run, training_head
-from dpft.runs.training_records import encode_records
 from dpft.strict_model import joined, json_text, read_model, write_model
 from dpft.tasks.base import Record, TextTask
 
@@ -352,7 +352,7 @@ def show(finding: Finding, config: AuditConfig) -> None:
     """Prints what was found and where it is kept; as JSON, one object on stdout.
 
     What may not be released is shown on a terminal alone; a pipe, or the log of a job, is told
-    where it is (docs/design.md, rule 8). JSON is for a program of the owner's, who asks for it.
+    where it is (docs/dev/design.md, rule 8). JSON is for a program of the owner's, who asks for it.
     """
     if config.output == "json":
         for sentence in finding.files:

@@ -16,17 +16,17 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from dpft.commands.splits import read_canaries
 from dpft.config.answers import Output
 from dpft.config.schema import TrainConfig
 from dpft.config.section import ChosenBy, Section, by_name
 from dpft.data.canaries import Canary, make_canaries
 from dpft.errors import InputError, StateError
-from dpft.files import AUDIT_KEY, CANARIES
 from dpft.kinds import Registry
 from dpft.reports.audit_findings import ExposureTable, GuessesInShort
 from dpft.reports.promises import RunPrivacy
 from dpft.reports.terminal import Grid
-from dpft.runs.held_out import read_canaries
+from dpft.run_folder import AUDIT_KEY, CANARIES
 from dpft.training.training_config import DeviceConfig
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list
         InputError: Their file is gone, or holds another number of them.
         StateError: They are not those of the run's key.
     """
-    from dpft.runs.interrupted_run import read_secrets
+    from dpft.commands.interrupted_run import read_secrets
 
     every = read_canaries(run.folder)
     canaries = [canary for canary in every if canary.kind == kind]
@@ -118,7 +118,7 @@ def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list
 
 def _tokenizer_of(run: AuditedRun) -> Any:
     """Returns the tokenizer of whose vocabulary a run's canaries were made."""
-    from dpft.runs.task_model import trained_model_of_run
+    from dpft.commands.task_model import trained_model_of_run
 
     model = trained_model_of_run(run.folder, run.config)
     task = model.fitted(run.config.task)

@@ -30,11 +30,11 @@ from dpft.audit.trade_off import (
     operating_point,
     roc_curve,
 )
+from dpft.commands.ledger_account import saved_run
 from dpft.errors import InputError
 from dpft.evaluation.predictions import spread
 from dpft.privacy.plan import EXAMPLE
 from dpft.reports.promises import OpenRun
-from dpft.runs.saved_run import saved_run
 from dpft.strict_model import AtLeastOne, Count, Probability, StrictModel, Versioned
 from dpft.tasks.base import Record
 

@@ -33,6 +33,9 @@ from pydantic import Field
 
 from dpft.audit.audited_run import RunRecords, Unseen, check_writes_texts, read_run_records
 from dpft.audit.base import CONTINUATION, SPANS, HiddenPart, import_extra
+from dpft.commands.ledger_account import saved_run
+from dpft.commands.task_model import TrainedModel, trained_model_of_run
+from dpft.commands.tracking import batch_progress
 from dpft.data.corpora import MEAN_SPAN, NOISE_DENSITY, CorpusEncoding, hidden_spans, public_bits
 from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample
@@ -40,15 +43,12 @@ from dpft.errors import InputError
 from dpft.evaluation.evaluate import OnProgress, counter
 from dpft.evaluation.predictions import spread
 from dpft.evaluation.text_overlap import METHOD, prompt_sets, whole_text
-from dpft.files import MEMORIZATION, hold_run, private_audit_path
 from dpft.generation.decoding import Prefix, batches_by_tokens, continuations, evaluation_mode
 from dpft.kinds import IGNORED_LABEL, MASKED, SEQ2SEQ
 from dpft.models.loading import quiet_transformers
 from dpft.models.losses import token_logits
 from dpft.reports.terminal import Grid
-from dpft.runs.saved_run import saved_run
-from dpft.runs.task_model import TrainedModel, trained_model_of_run
-from dpft.runs.tracking import batch_progress
+from dpft.run_folder import MEMORIZATION, hold_run, private_audit_path
 from dpft.strict_model import (
     AtLeastOne,
     Count,

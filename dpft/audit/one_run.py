@@ -24,10 +24,10 @@ from dpft.audit.guessing import (
 from dpft.audit.plots import lower_bound_plot, roc_plot, trade_off_plot
 from dpft.audit.trade_off import TradeOff, mechanism_trade_off, roc_curve
 from dpft.data.canaries import Canary
-from dpft.files import CHECKPOINTS
-from dpft.privacy.replay_log import NO_STEPS, read_run_ledger
+from dpft.privacy.journal import NO_STEPS, read_run_ledger
 from dpft.reports.audit_findings import Guesses, GuessesInShort, OneRunAudit, ViewInShort
 from dpft.reports.privacy_record import is_another_mechanism, is_contradicted, one_run_rows
+from dpft.run_folder import CHECKPOINTS
 from dpft.strict_model import joined
 from dpft.training.checkpoint import checkpoints, find_resume_point
 

@@ -23,8 +23,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from dpft.config.composing import Composed, Words
 from dpft.config.help_text import command_help, composed_command
+from dpft.config.hydra_compose import Composed, Words
 from dpft.config.keys import AUTO, key_of, known_keys, quoted
 from dpft.config.load import config_directory, load
 from dpft.errors import InputError
@@ -121,15 +121,15 @@ def subcommand(name: str) -> Subcommand:
 
 def _train() -> Subcommand:
     """Returns ``dpft train``, which starts its own processes where ``launch`` says so."""
+    from dpft.commands.overrides import checked_overrides, train_configuration
     from dpft.config.schema import TrainCommand
-    from dpft.files import check_writable
     from dpft.parallel.parallel_config import check_start
-    from dpft.runs.configuring import checked_overrides, train_configuration
+    from dpft.run_folder import check_writable
 
     def run(command: TrainCommand) -> None:
-        from dpft.runs.held_out import read_early
-        from dpft.runs.run_plan import announce
-        from dpft.runs.saved_run import saved_run
+        from dpft.commands.ledger_account import saved_run
+        from dpft.commands.run_plan import announce
+        from dpft.commands.splits import read_early
         from dpft.startup import LIBRARIES, READING, doing, shown_startup
         from dpft.training.trackers import TrackerConfig
 
@@ -152,8 +152,8 @@ def _train() -> Subcommand:
                     check_writable(run_folder())
             rows = read_early(command) if command.resume is None else None
             doing(LIBRARIES)
-            from dpft.runs.ending import show_ending
-            from dpft.runs.train import train
+            from dpft.commands.closing_summary import show_ending
+            from dpft.commands.train import train
 
             folder = _folder(command.resume)
             train(command, folder, rows=rows, write_request=write_hydra_record)
@@ -170,14 +170,14 @@ def _train() -> Subcommand:
 
 
 def _plan() -> Subcommand:
+    from dpft.commands.overrides import checked_overrides, plan_configuration
     from dpft.config.schema import PlanConfig
-    from dpft.runs.configuring import checked_overrides, plan_configuration
 
     def run(config: PlanConfig) -> None:
+        from dpft.commands.plan import describe_run
         from dpft.models.loading import quiet_transformers
         from dpft.reports.plan_table import plan_table
         from dpft.reports.terminal import Answer, show_answer
-        from dpft.runs.planned_run import describe_run
 
         quiet_transformers()
         planned = describe_run(config)
@@ -194,17 +194,17 @@ def _plan() -> Subcommand:
 
 
 def _tune() -> Subcommand:
+    from dpft.commands.overrides import checked_overrides, tune_configuration
     from dpft.config.tune import TuneCommand
-    from dpft.runs.configuring import checked_overrides, tune_configuration
 
     def run(command: TuneCommand) -> None:
-        from dpft.runs.run_plan import announce
+        from dpft.commands.run_plan import announce
 
         check_restarted(command.resume)
         announce(command)
-        from dpft.runs import tuning
-        from dpft.runs.ending import show_ending
-        from dpft.runs.saved_run import saved_run
+        from dpft.commands import tune as tuning
+        from dpft.commands.closing_summary import show_ending
+        from dpft.commands.ledger_account import saved_run
 
         folder = _folder(command.resume)
         tuning.run(command, folder, write_request=write_hydra_record)
@@ -219,16 +219,16 @@ def _tune() -> Subcommand:
 
 
 def _tokenizer() -> Subcommand:
+    from dpft.commands.overrides import tokenizer_configuration
     from dpft.config.schema import TokenizerCommand
-    from dpft.runs.configuring import tokenizer_configuration
 
     def expand(overrides: list[str]) -> list[str]:
         """Returns ``privacy=none``, as other commands have it, as a key of this one."""
         return ["privacy.name=none" if word == "privacy=none" else word for word in overrides]
 
     def run(command: TokenizerCommand) -> None:
+        from dpft.commands.tokenizer import make_tokenizer
         from dpft.reports.terminal import show_answer
-        from dpft.runs.tokenizing import make_tokenizer
 
         check_restarted(command.resume)
         folder = _folder(command.resume)
@@ -244,12 +244,12 @@ def _tokenizer() -> Subcommand:
 
 
 def _eval() -> Subcommand:
+    from dpft.commands.overrides import evaluate_configuration, evaluate_overrides
     from dpft.config.schema import EvaluateConfig
-    from dpft.runs.configuring import evaluate_configuration, evaluate_overrides
 
     def run(config: EvaluateConfig) -> None:
+        from dpft.commands.evaluate import score_and_write
         from dpft.models.loading import quiet_transformers
-        from dpft.runs.evaluation import score_and_write
 
         quiet_transformers()
         folder = _folder(config.run)
@@ -265,11 +265,11 @@ def _eval() -> Subcommand:
 
 
 def _generate() -> Subcommand:
+    from dpft.commands.overrides import generate_configuration, with_task_of_run
     from dpft.config.schema import GenerateConfig
-    from dpft.runs.configuring import generate_configuration, with_task_of_run
 
     def run(config: GenerateConfig) -> None:
-        from dpft.runs.generation import generate
+        from dpft.commands.generate import generate
 
         generate(config)
 
@@ -302,9 +302,9 @@ def _synthesize() -> Subcommand:
 
 
 def _account() -> Subcommand:
+    from dpft.commands.account import answer
     from dpft.config.account import AccountConfig
     from dpft.reports.terminal import show_answer
-    from dpft.runs.account import answer
 
     def run(config: AccountConfig) -> None:
         show_answer(answer(config), config.output)
@@ -316,7 +316,7 @@ def _export() -> Subcommand:
     from dpft.config.schema import ExportConfig
 
     def run(config: ExportConfig) -> None:
-        from dpft.runs.export import export
+        from dpft.commands.export import export
 
         export(config)
 
@@ -335,15 +335,15 @@ def _audit() -> Subcommand:
 
 
 def _report() -> Subcommand:
-    from dpft.cli.report import expand, run
+    from dpft.commands.report import expand, run
     from dpft.config.report import ReportConfig
 
     return Subcommand(config=ReportConfig, run=run, expand=expand, takes_bare_words=True)
 
 
 def _list() -> Subcommand:
+    from dpft.commands.listing import expand, list_names
     from dpft.config.listing import ListConfig
-    from dpft.runs.listing import expand, list_names
 
     return Subcommand(
         config=ListConfig,
@@ -355,8 +355,8 @@ def _list() -> Subcommand:
 
 
 def _doctor() -> Subcommand:
+    from dpft.commands.doctor import check_machine
     from dpft.config.doctor import DoctorConfig
-    from dpft.runs.doctor import check_machine
 
     return Subcommand(config=DoctorConfig, run=check_machine, reads_records=False)
 
@@ -436,10 +436,10 @@ def show_scores(
     """
     from dpft.evaluation.eval_config import eval_split_is_public
     from dpft.evaluation.scores import PRIVATE_MARK, Metrics
-    from dpft.files import PRIVATE_REPORT
     from dpft.parallel.rank_environment import submitted_task
     from dpft.reports.pages import score
     from dpft.reports.run_record import shown
+    from dpft.run_folder import PRIVATE_REPORT
     from dpft.strict_model import json_text
 
     public = eval_split_is_public(config.task, config.eval)

@@ -34,7 +34,8 @@ from dpft.cli.jobs import (
     sweep_folder,
     swept_jobs,
 )
-from dpft.config.composing import (
+from dpft.commands.exit_codes import Outcome, crash_kept, errors_reported
+from dpft.config.hydra_compose import (
     NOT_COMPOSED,
     as_input_error,
     check_groups,
@@ -45,10 +46,9 @@ from dpft.config.composing import (
 from dpft.config.keys import in_shell, known_keys, nearest_keys
 from dpft.config.load import config_directory
 from dpft.errors import InputError, note_records_read
-from dpft.files import LEDGER, TUNING
 from dpft.parallel.parallel_config import refuse_several, world
 from dpft.parallel.rank_environment import is_other_rank
-from dpft.runs.exit_codes import Outcome, crash_kept, errors_reported
+from dpft.run_folder import LEDGER, TUNING
 
 NO_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ENAMETOOLONG)
 """What Hydra meets where the folder of a run cannot be made at its path."""

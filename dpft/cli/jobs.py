@@ -28,8 +28,8 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from dpft.commands.exit_codes import FAILED, Outcome, say, termination_as_exit
 from dpft.errors import DpftError, InputError, RunError
-from dpft.files import EXIT_CODES, PRIVATE, SWEEP_RECORD, private_path
 from dpft.parallel.rank_environment import (
     SLURM,
     TERMINATED,
@@ -39,7 +39,7 @@ from dpft.parallel.rank_environment import (
     silent_except_rank_0,
     submitted_task,
 )
-from dpft.runs.exit_codes import FAILED, Outcome, say, termination_as_exit
+from dpft.run_folder import EXIT_CODES, PRIVATE, SWEEP_RECORD, private_path
 from dpft.strict_model import Versioned, read_model, write_model
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from dpft import __version__
 from dpft.cli import SHELL_COMPLETION
+from dpft.commands.exit_codes import BAD_INPUT, Outcome, command_outcome
 from dpft.errors import InputError
 from dpft.parallel.rank_environment import silent_except_rank_0
-from dpft.runs.exit_codes import BAD_INPUT, Outcome, command_outcome
 
 SUBCOMMANDS = {
     "train": "fine-tune a model under differential privacy, then evaluate and report",

@@ -16,7 +16,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
-from dpft.config.composing import compose
+from dpft.config.hydra_compose import compose
 from dpft.config.keys import MISSING, join_key, key_of, nearest, quoted
 from dpft.config.listing import purpose
 from dpft.config.section import Section, section_class

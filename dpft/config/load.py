@@ -20,7 +20,7 @@ from dpft.config.rejected import faults_of
 from dpft.config.removed import REMOVED, removed_key
 from dpft.config.section import Section, section_class
 from dpft.errors import Fault, InputError
-from dpft.files import read_yaml, write_text
+from dpft.run_folder import read_yaml, write_text
 from dpft.strict_model import members
 
 

@@ -7,7 +7,7 @@ batch (GPT-2, BERT), and then its position embedding has no per-example gradient
 
 A `View` is what a model reads of a row, drawn anew each time: it depends on the row and on secret
 bits of the step alone, so that what one record becomes does not depend on the others of its batch
-(docs/design.md, rule 3). `micro_batches` is about speed and memory only: the clipped sum is the
+(docs/dev/design.md, rule 3). `micro_batches` is about speed and memory only: the clipped sum is the
 same however a logical batch is cut, because clipping is per unit and no unit is cut in two.
 
 Shapes: b examples, t tokens of the longest example, k label words or outputs of a classifier.

@@ -10,7 +10,7 @@ other.
 Rows lie in flat arrays (``TokenRows``): a few bytes a token, and no Python object a record.
 `fingerprint` tells whether training records are those a run began with: a keyed hash, since a plain
 one in a public file would tell anyone who guesses the records that the guess is right; key and hash
-stay in the run's private folder (docs/design.md, rule 9).
+stay in the run's private folder (docs/dev/design.md, rule 9).
 """
 
 import hashlib

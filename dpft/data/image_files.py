@@ -9,8 +9,9 @@ is refused and not passed over, as in every folder that is read whole. CelebA (L
 a list of attributes and a partition. CIFAR (Krizhevsky 2009) is read in its binary version, records
 of one length: one byte of a label (CIFAR-100: two, a coarse one and the one that is used) and 3072
 of an image; the version for Python is a pickle, which can run any code of whoever wrote it, and is
-refused by name (docs/design.md, rule 11). Data sets of the Hugging Face hub are Parquet files with
-images in them. The digits come with scikit-learn: 1797 gray images of 8 x 8 (UCI, Alpaydin 1998).
+refused by name (docs/dev/design.md, rule 11). Data sets of the Hugging Face hub are Parquet files
+with images in them. The digits come with scikit-learn: 1797 gray images of 8 x 8 (UCI, Alpaydin
+1998).
 """
 
 from collections.abc import Iterator, Mapping

@@ -3,7 +3,7 @@
 Formats are .csv, .jsonl, .jsonl.gz, .json and .parquet (`file_rows`, `write_rows`), and tables that
 a program hands over (`rows_in_memory`: ``dpft.train(rows=...)``, task.source=memory). Each row
 knows its place in the file. Readers are written here rather than taken from a library because
-private files must not land in a library's cache (docs/design.md, rule 11), and because an error
+private files must not land in a library's cache (docs/dev/design.md, rule 11), and because an error
 must name file and line but never quote the row (rule 7): exceptions of the parsers, which may hold
 content, are not chained. All formats but .json are streamed.
 """
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, Union
 import numpy as np
 
 from dpft.errors import InputError, note_records_read
-from dpft.files import write_bytes
+from dpft.run_folder import write_bytes
 from dpft.tasks.base import SPLITS
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Examples of a task from their source: hub, URL, local files, memory, or the embedded sample.
 
 The one place where records enter dpft. Every fault of a file is one ``InputError`` that names file
-and line and never quotes the row: rows may be private, messages are not (docs/design.md, rule 7).
-Only ``task.source=url`` downloads, published files alone, which are kept in the user's cache
+and line and never quotes the row: rows may be private, messages are not (docs/dev/design.md, rule
+7). Only ``task.source=url`` downloads, published files alone, which are kept in the user's cache
 folder; private files are read in place.
 """
 
@@ -68,7 +68,7 @@ def fetch(url: str, *, cache: bool) -> bytes:
     Args:
         url: An http or https address.
         cache: Keep a copy and read it next time; only for published files, since a user's own
-            text must not stay in a cache (docs/design.md, rule 11).
+            text must not stay in a cache (docs/dev/design.md, rule 11).
 
     Raises:
         InputError: The address is of another kind, or cannot be reached.

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from dpft.data.batches import Layout
 from dpft.models.losses import per_example_losses
-from dpft.parallel.cutting import repeated_blocks
+from dpft.parallel.sharding import repeated_blocks
 from dpft.training.synthetic_batches import CAUSAL_TEXT, synthetic_batch
 from dpft.training.training_config import autocast
 

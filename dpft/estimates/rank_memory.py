@@ -13,9 +13,9 @@ from torch import nn
 
 from dpft.estimates.activations import Activations
 from dpft.methods.base import layer_numbers, quantized_layers
-from dpft.parallel.cutting import blocks_apart, repeated_blocks
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
-from dpft.parallel.reductions import TURN, Cut
+from dpft.parallel.rank_sums import TURN, Cut
+from dpft.parallel.sharding import blocks_apart, repeated_blocks
 from dpft.strict_model import Count, StrictModel
 from dpft.training.optimizers import OptimizerConfig
 

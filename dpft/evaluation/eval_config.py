@@ -113,7 +113,7 @@ def reads_training_split(task: Task, config: EvalConfig) -> bool:
 
 
 def eval_split_is_public(task: Task, config: EvalConfig) -> bool:
-    """Returns whether predictions and scores on the split may be shown (docs/design.md, rule 8).
+    """Return whether predictions and scores on the split may be shown (trust rule 8).
 
     A training split never is, nor one with a part of it, nor what is held out of one. Else the
     user's word counts, if given; else a published task's split is public when all its parts were

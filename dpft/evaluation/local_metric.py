@@ -87,7 +87,7 @@ def compute(
 
     Guarantees:
         No text touches the disk: ``evaluate`` would else write the columns to its cache, and the
-        references may be private (docs/design.md, rule 11).
+        references may be private (docs/dev/design.md, rule 11).
 
     Raises:
         NotComputed: The metric has no value on these columns.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpft.errors import InputError
-from dpft.files import write_jsonl, write_text
+from dpft.run_folder import write_jsonl, write_text
 from dpft.strict_model import StrictModel, as_json
 
 

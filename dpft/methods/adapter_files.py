@@ -1,11 +1,11 @@
 """Folders of adapters: what a method added to a frozen model and trained, saved and loaded.
 
 Methods of dpft's own write safetensors and JSON (`save_trained`), so that nothing is unpickled
-(docs/design.md, rule 11). Methods of peft write what plain peft loads (`save_adapter`), and what
-peft alone would lose: original weights that train with the adapter (biases, embeddings) are added
-to ``adapter_model.safetensors`` under their full names, where ``PeftModel.from_pretrained`` finds
-them. A checkpoint has a ``name_or_path`` to load it from; a base that was never pretrained has no
-address, so its weights go to ``base/`` (`save_base`).
+(docs/dev/design.md, rule 11). Methods of peft write what plain peft loads (`save_adapter`), and
+what peft alone would lose: original weights that train with the adapter (biases, embeddings) are
+added to ``adapter_model.safetensors`` under their full names, where ``PeftModel.from_pretrained``
+finds them. A checkpoint has a ``name_or_path`` to load it from; a base that was never pretrained
+has no address, so its weights go to ``base/`` (`save_base`).
 """
 
 import json
@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dpft.errors import InputError
-from dpft.files import write_json, write_text
 from dpft.methods.base import LARGEST_FILE
-from dpft.released import BASE
+from dpft.model_digest import BASE
+from dpft.run_folder import write_json, write_text
 
 if TYPE_CHECKING:
     from peft import PeftConfig

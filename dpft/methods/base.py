@@ -351,7 +351,7 @@ def block_list(model: "PreTrainedModel") -> "nn.ModuleList":
     Raises:
         InputError: The model has no such list.
     """
-    from dpft.parallel.cutting import block_lists, size_of
+    from dpft.parallel.sharding import block_lists, size_of
 
     outermost = block_lists(_body(model))
     if not outermost:

@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from dpft.errors import InputError
 from dpft.methods.base import input_embeddings
-from dpft.parallel.cutting import cut_like, whole
+from dpft.parallel.sharding import cut_like, whole
 from dpft.text_parts import idle_modules, is_inside
 
 INITIAL_STD = 1e-2

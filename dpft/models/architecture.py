@@ -4,7 +4,7 @@ transformers' configuration is mutable, and a head writes its classes into it: n
 one that was read, each gets a copy.
 
 A head that the checkpoint's own architecture lacks starts at random. It is part of the task, and is
-counted apart: ``new_parameters`` of privacy.json (docs/design.md, the run's folder).
+counted apart: ``new_parameters`` of privacy.json (docs/dev/design.md, the run's folder).
 `PooledClassifier` reads the mean over a text's tokens, for sentence encoders (Reimers and Gurevych
 2019, arXiv 1908.10084), which carry a text's meaning there and have no trained pooler: the classes
 of transformers read the first token.
@@ -43,7 +43,6 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.auto import modeling_auto
 
 from dpft.errors import InputError
-from dpft.files import TOKENIZER
 from dpft.kinds import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
 from dpft.models.source import (
     MEAN,
@@ -55,6 +54,7 @@ from dpft.models.source import (
     origin,
     source,
 )
+from dpft.run_folder import TOKENIZER
 
 
 class PooledClassifier(PreTrainedModel):

@@ -1,10 +1,11 @@
 """GroupNorm in the place of BatchNorm, and standardized convolutions: explicit changes of a model.
 
 BatchNorm normalizes an example by the others of its batch, so no example has a gradient of its own
-(docs/design.md, rule 3). GroupNorm normalizes each by itself (Wu and He 2018, arXiv 1803.08494).
-This is a change of the model, not of its training: a checkpoint's weights and biases are kept, its
-running statistics are dropped, and it answers otherwise until it has trained. Bu et al. 2022 do the
-same by Opacus; De et al. 2022 (arXiv 2204.13650) standardize the convolutions' weights as well.
+(docs/dev/design.md, rule 3). GroupNorm normalizes each by itself (Wu and He 2018, arXiv
+1803.08494). This is a change of the model, not of its training: a checkpoint's weights and biases
+are kept, its running statistics are dropped, and it answers otherwise until it has trained. Bu et
+al. 2022 do the same by Opacus; De et al. 2022 (arXiv 2204.13650) standardize the convolutions'
+weights as well.
 """
 
 from collections.abc import Callable
@@ -12,8 +13,8 @@ from typing import TypeVar
 
 from torch import nn
 
-from dpft.batch_mixing import StandardizedConv2d
 from dpft.errors import InputError
+from dpft.independence_check import StandardizedConv2d
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 GROUPS = 32

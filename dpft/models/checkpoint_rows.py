@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from dpft.errors import InputError, StateError
+from dpft.model_digest import ADAPTER, digest_of, digests_in
 from dpft.models.source import (
     UNQUANTIZED,
     WEIGHT_FILES,
@@ -31,7 +32,6 @@ from dpft.models.source import (
     origin,
     source,
 )
-from dpft.released import ADAPTER, digest_of, digests_in
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """Types of safetensors that are read as float32."""

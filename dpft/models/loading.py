@@ -27,8 +27,8 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from dpft.batch_mixing import check_model, fix_rotary_scale
 from dpft.errors import InputError
+from dpft.independence_check import check_model, fix_rotary_scale
 from dpft.kinds import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import (
     Architecture,

@@ -1,6 +1,7 @@
 """Model sources: hub, folder or package; the section ``model``, and checks of its files.
 
-Weights are safetensors: nothing in a checkpoint is unpickled or executed (docs/design.md, rule 11).
+Weights are safetensors: nothing in a checkpoint is unpickled or executed (docs/dev/design.md, rule
+11).
 """
 
 from collections.abc import Iterator
@@ -15,9 +16,9 @@ from safetensors import SafetensorError
 
 from dpft.config.section import Section
 from dpft.errors import InputError
-from dpft.files import is_base_model
 from dpft.machine import hub_is_reachable
-from dpft.released import ADAPTER
+from dpft.model_digest import ADAPTER
+from dpft.run_folder import is_base_model
 
 EMBEDDED_MODEL = Path(__file__).parent / "embedded" / "tiny"
 MEAN = "mean"

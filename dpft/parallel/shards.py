@@ -1,4 +1,4 @@
-"""A model cut into shards by FSDP2, of which each rank holds one (docs/design.md, many processes).
+"""A model in shards of FSDP2, of which each rank has one (docs/dev/design.md, many processes).
 
 Each block is a group of parameters that are gathered for its forward and backward pass and let go
 again; one root group holds the rest, and everything that several blocks share or is tied. FSDP
@@ -20,10 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 
-from dpft.parallel.cutting import ReadRows, blocks_apart, fill, from_rows, local
 from dpft.parallel.parallel_config import sharding
-from dpft.parallel.ranks import REPLICAS, SHARDS, Grid, Ranks
-from dpft.parallel.reductions import (
+from dpft.parallel.rank_sums import (
     Cut,
     FinishPieces,
     PushedSums,
@@ -32,6 +30,8 @@ from dpft.parallel.reductions import (
     finish_pushed,
     finish_whole,
 )
+from dpft.parallel.ranks import REPLICAS, SHARDS, Grid, Ranks
+from dpft.parallel.sharding import ReadRows, blocks_apart, fill, from_rows, local
 
 
 @dataclass(frozen=True)

@@ -16,18 +16,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
+from dpft.parallel.sharding import local
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping.clipper import ClippingChoice, ClippingOptions
 from dpft.privacy.clipping.options import LossFunction
-from dpft.privacy.frozen_state import FrozenState
 from dpft.privacy.ledger import StepLog
 from dpft.privacy.losses import EngineState, MicroBatchResult
 from dpft.privacy.noise import SIGNAL_STEPS, SignalAndNoise, SignalMeter
 from dpft.privacy.phased_clipper import PhasedClipper
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.randomness import Randomness, private_dropout
+from dpft.privacy.release_guard import FrozenState
 
 
 class PrivacyEngine:

@@ -6,7 +6,7 @@ first draw. A step's line is written before the weights move, so a crash can ove
 never miss one. The closing line has the digest of what was released. No line holds a time, a batch
 size or data. So epsilon follows from this file alone, whatever other files of the run say. The
 chain of hashes shows accidental edits, and says nothing of lines cut from the end (see
-``replay_log``, by which a run's folder is read); whoever owns the file could rewrite all of it,
+``journal``, by which a run's folder is read); whoever owns the file could rewrite all of it,
 so the head is to be published elsewhere.
 
 ``steps_taken`` says what was spent: noisy steps as mechanisms that an accountant can compose.
@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias
 from pydantic import ValidationError
 
 from dpft.errors import InputError, StateError
-from dpft.files import read_file, sync_folder
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.mechanisms.base import GaussianStep, check_stream, stream_lengths
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.privacy.mechanisms.histogram import GaussianCounts, GaussianHistogram
 from dpft.privacy.plan import Plan, PrivacyPlan
+from dpft.run_folder import read_file, sync_folder
 from dpft.strict_model import (
     AtLeastOne,
     Count,

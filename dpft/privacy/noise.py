@@ -49,8 +49,8 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
+from dpft.parallel.rank_sums import FinishPieces, Piece, StepSums, finish_sums, pieces_between
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.parallel.reductions import FinishPieces, Piece, StepSums, finish_sums, pieces_between
 from dpft.privacy.cipher import Address, AgingKey, Purpose, fill_with_keystream, keystream
 from dpft.privacy.gaussians import REFINING_WORDS, WORD_BYTES, BoxMuller, keystream_words
 

@@ -16,9 +16,9 @@ from dpft.privacy.clipping.clipper import ClippingChoice, ClippingOptions, PerEx
 from dpft.privacy.clipping.options import LossFunction
 from dpft.privacy.clipping.styles import clipping_style
 from dpft.privacy.clipping.sums import rounding_headroom
-from dpft.privacy.frozen_state import HeldState
 from dpft.privacy.losses import MicroBatchResult
 from dpft.privacy.plan import ClippingPlan, Phase
+from dpft.privacy.release_guard import HeldState
 
 
 class PhasedClipper:

@@ -1,8 +1,8 @@
 """The plan a private run is bound to before it sees a record.
 
 Sampler, noise, ledger, accountants and reports all ask its one ``mechanism`` and its one ``event``,
-so what is reported is what was run (docs/design.md, rule 1). Its fields are public configuration;
-nothing here depends on data.
+so what is reported is what was run (docs/dev/design.md, rule 1). Its fields are public
+configuration; nothing here depends on data.
 """
 
 import math

@@ -6,8 +6,8 @@ then counts as not private.
 
 That dropout needs no place in the accounting rests on masks that are independent and secret: the
 masks of a batch shift when a record joins it, so whoever knew them could see far more than one
-record's gradient move (docs/design.md, rule 4). torch's CPU generator, MT19937, is linear: 20,000
-of its bits give all the others, and a step draws millions.
+record's gradient move (docs/dev/design.md, rule 4). torch's CPU generator, MT19937, is linear:
+20,000 of its bits give all the others, and a step draws millions.
 
 So masks are drawn from ChaCha20 instead, under a key of their own for each step. Where in the
 keystream a mask begins is a number from torch's generator, so that whatever restores that

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from dpft.errors import InputError
 from dpft.evaluation.scores import ScoreEntry
-from dpft.files import PRIVATE_METRICS
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.reports.pages import line, printed, render_page
 from dpft.reports.published import PUBLISHED, SOURCE, published_scores
 from dpft.reports.run_record import RunRecord
+from dpft.run_folder import PRIVATE_METRICS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dpft.files import write_bytes
 from dpft.kinds import OWN_DATA, PUBLISHED
 from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.accounting.curve import failures
@@ -26,6 +25,7 @@ from dpft.privacy.accounting.summary import (
     round_up,
 )
 from dpft.privacy.plan import GIVEN, NEIGHBORING_RELATION, SAMPLER, default_delta
+from dpft.run_folder import write_bytes
 
 WIDTH = 80
 SMALL_SHARE, LARGE_DELTA = 0.1, 1e-3

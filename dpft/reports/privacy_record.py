@@ -1,6 +1,6 @@
 """The content of privacy.json: what a run guarantees, by whose accounting, and where it comes from.
 
-The headline is a proven upper bound with everything it depends on beside it (docs/design.md,
+The headline is a proven upper bound with everything it depends on beside it (docs/dev/design.md,
 rule 6). It is rebuilt from the plan and the ledger: steps that the ledger holds are the steps
 that are accounted for.
 

@@ -1,7 +1,7 @@
 """privacy.json: what a run guarantees, and the statement beside synthetic records.
 
 The file records what was printed when it was written. Commands that print epsilon compute it from
-the ledger (``dpft.runs.guarantee``).
+the ledger (``dpft.commands.guarantee``).
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, TypeGuard
 from pydantic import Field, ValidationError
 
 from dpft.errors import InputError, StateError
-from dpft.files import read_json
 from dpft.generation.decoding import DecodeConfig
 from dpft.methods.base import ParameterCounts
 from dpft.parallel.parallel_config import Process
@@ -20,6 +19,7 @@ from dpft.privacy.accounting.summary import EpsilonBound, Promise
 from dpft.privacy.ledger import LedgerHead
 from dpft.privacy.plan import ClippingPlan, HistogramPlan, PrivacyPlan, Relation, StepsPlan
 from dpft.reports.audit_findings import ExposureTable, GuessesInShort
+from dpft.run_folder import read_json
 from dpft.strict_model import (
     AtLeastOne,
     Count,

@@ -2,11 +2,11 @@
 
 Reports hold public quantities only; what training saw of the records stays in private/. The card
 (README.md beside the weights, in the form that the Hugging Face hub reads) travels with the model:
-it says what the model guarantees and for whom, and scores of public splits only (docs/design.md,
-rule 8). It names no folder of the machine, and no license: whether the base and the records allow
-one, dpft cannot know. The command that runs a run again leaves out seeds, and paths that the user
-did not write, which name a machine and its owner; ``privacy.noise_seed`` even where it was written,
-for whoever knows it can subtract the noise.
+it says what the model guarantees and for whom, and scores of public splits only
+(docs/dev/design.md, rule 8). It names no folder of the machine, and no license: whether the base
+and the records allow one, dpft cannot know. The command that runs a run again leaves out seeds, and
+paths that the user did not write, which name a machine and its owner; ``privacy.noise_seed`` even
+where it was written, for whoever knows it can subtract the noise.
 
 A private vocabulary has a report too, and a table that its command prints: all of it follows from
 privacy.json and from the words that were released.
@@ -23,17 +23,6 @@ from markupsafe import Markup
 
 from dpft.config.schema import TrainConfig
 from dpft.evaluation.scores import PRIVATE_SPLIT, ScoreEntry
-from dpft.files import (
-    HISTOGRAM,
-    MODEL,
-    PAGE,
-    PRIVATE_METRICS,
-    PRIVATE_REPORT,
-    REPORT,
-    TOKENIZER,
-    is_base_model,
-    write_text,
-)
 from dpft.generation.decoding import DecodeConfig
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
@@ -78,6 +67,17 @@ from dpft.reports.scores import (
     specs_of,
 )
 from dpft.reports.sections import HEAD_COMMAND, PREDICTABLE, sections
+from dpft.run_folder import (
+    HISTOGRAM,
+    MODEL,
+    PAGE,
+    PRIVATE_METRICS,
+    PRIVATE_REPORT,
+    REPORT,
+    TOKENIZER,
+    is_base_model,
+    write_text,
+)
 from dpft.tasks.base import TASKS, LabelTask, SeqToSeqTask, Task
 from dpft.tasks.glue import TEXT2TEXT
 

@@ -4,8 +4,8 @@ Scores of private records, and how many were scored, are a function of single re
 epsilon covers: two sets of records that differ by one have other digits. So an entry of a private
 split stands whole in private/metrics.json alone, and metrics.json says that it is there. Where
 ``eval.publish_private_scores`` was asked for, it has the scores rounded to two digits as well
-(docs/design.md, rule 8). The private file is written first: a crash between the two hides scores,
-and never shows them.
+(docs/dev/design.md, rule 8). The private file is written first: a crash between the two hides
+scores, and never shows them.
 
 A folder or a file of the user's is named by no path: those name a machine and its owner.
 """
@@ -20,7 +20,11 @@ from dpft.config.load import load_saved
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError
 from dpft.evaluation.scores import PRIVATE_SPLIT, Metrics, ScoreEntry, split_note
-from dpft.files import (
+from dpft.models.source import ModelConfig
+from dpft.reports.pages import render_markdown
+from dpft.reports.promises import PrivateRun, RunPrivacy
+from dpft.reports.scores import score_tables
+from dpft.run_folder import (
     AUDIT,
     CONFIGURATION,
     METRICS,
@@ -36,10 +40,6 @@ from dpft.files import (
     runs_in,
     write_text,
 )
-from dpft.models.source import ModelConfig
-from dpft.reports.pages import render_markdown
-from dpft.reports.promises import PrivateRun, RunPrivacy
-from dpft.reports.scores import score_tables
 from dpft.strict_model import read_model, write_model
 from dpft.tasks.base import Task
 from dpft.training.progress_record import ProgressLine, read_progress

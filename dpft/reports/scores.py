@@ -17,12 +17,12 @@ from markupsafe import Markup
 from dpft.config.schema import TrainConfig
 from dpft.evaluation.metrics.base import METRICS, MetricSpec
 from dpft.evaluation.scores import STAGES, ConfusedClasses, ScoreEntry, SplitScores, Stage
-from dpft.files import WRONG_IMAGES
 from dpft.privacy.accounting.interpretation import best_attack_accuracy
 from dpft.privacy.accounting.summary import eps_text, round_up
 from dpft.privacy.plan import EXAMPLE
 from dpft.reports.pages import COLORS, draw_svg, heat_map
 from dpft.reports.promises import PrivateRun, RunPrivacy, guarantee, is_promised
+from dpft.run_folder import WRONG_IMAGES
 from dpft.tasks.base import TASKS, Task
 from dpft.tasks.images import IMAGE, ImageTask
 from dpft.training.progress_record import ProgressLine

@@ -9,7 +9,6 @@ from typing import Any
 
 from dpft.config.schema import TrainConfig
 from dpft.evaluation.scores import ScoreEntry
-from dpft.files import LEDGER
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.privacy.accounting.summary import Answer, Interval, NoAnswer, delta_text, eps_text
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
@@ -27,6 +26,7 @@ from dpft.reports.privacy_record import (
 )
 from dpft.reports.promises import OpenRun, PrivateRun, RunPrivacy, Selection, guarantee
 from dpft.reports.run_record import data_name, model_title
+from dpft.run_folder import LEDGER
 from dpft.strict_model import as_json
 from dpft.tasks.base import TextualTask
 from dpft.tasks.custom import CustomLabels
@@ -87,7 +87,7 @@ def origin_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
 
 
 def headline(privacy: RunPrivacy) -> str:
-    """Returns epsilon with all that it depends on (docs/design.md, rule 6), or "NOT PRIVATE"."""
+    """Return epsilon with all that it depends on (trust rule 6), or "NOT PRIVATE"."""
     if not isinstance(privacy, PrivateRun):
         return f"**NOT PRIVATE: {not_private(privacy)}.**{started_from(privacy)}"
     if not privacy.private:

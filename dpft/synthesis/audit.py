@@ -13,21 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from dpft.commands.guarantee import privacy_of
+from dpft.commands.splits import KeptCanaries
 from dpft.data.raw_rows import FORMATS, file_rows
 from dpft.data.rows import examples_of, row_values, split_files
 from dpft.errors import InputError
 from dpft.evaluation.predictions import spread
 from dpft.evaluation.text_overlap import whole_text, words_of
-from dpft.files import (
-    CANARIES,
-    PRIVACY,
-    PRIVATE_SYNTHETIC_AUDIT,
-    SYNTHETIC_AUDIT,
-    audit_path,
-    hold_run,
-    private_audit_path,
-    write_text,
-)
 from dpft.reports.pages import line, render_page
 from dpft.reports.promises import (
     PrivateRun,
@@ -37,8 +29,16 @@ from dpft.reports.promises import (
     read_statement,
 )
 from dpft.reports.terminal import Grid
-from dpft.runs.guarantee import privacy_of
-from dpft.runs.held_out import KeptCanaries
+from dpft.run_folder import (
+    CANARIES,
+    PRIVACY,
+    PRIVATE_SYNTHETIC_AUDIT,
+    SYNTHETIC_AUDIT,
+    audit_path,
+    hold_run,
+    private_audit_path,
+    write_text,
+)
 from dpft.strict_model import read_model
 from dpft.synthesis.measures import copies, told_apart
 from dpft.synthesis.records import Comparison, SyntheticAudit

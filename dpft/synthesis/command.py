@@ -19,15 +19,33 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from dpft.commands.composition import spent_before
+from dpft.commands.exit_codes import crash_kept
+from dpft.commands.ledger_account import read_spent, read_spent_of_synthesis
+from dpft.commands.new_run import has_begun
+from dpft.commands.python_api import TRAIN_COMMAND, Command, Folder, as_word, checked_words
+from dpft.commands.run_cost import planned_model
+from dpft.commands.task_model import fitted_to, training_head
+from dpft.commands.train import train
 from dpft.config.answers import check_folder
-from dpft.config.composing import given_text
+from dpft.config.hydra_compose import given_text
 from dpft.config.keys import in_shell, quoted
 from dpft.config.load import dump
 from dpft.config.schema import TrainCommand
 from dpft.data.raw_rows import MEMORY, Rows, file_rows, rows_in_memory
 from dpft.data.training_records import new_key
 from dpft.errors import InputError, RunError, StateError
-from dpft.files import (
+from dpft.models.architecture import read_architecture
+from dpft.models.loading import quiet_transformers
+from dpft.models.losses import per_example_losses
+from dpft.parallel.parallel_config import check_restarts
+from dpft.privacy.cipher import secret_key
+from dpft.privacy.ledger import Ledger, read_ledger
+from dpft.privacy.mechanisms.histogram import noisy_counts
+from dpft.privacy.plan import HistogramPlan
+from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
+from dpft.reports.terminal import Answer, Figures
+from dpft.run_folder import (
     LEDGER,
     MODEL,
     SYNTHESIS,
@@ -40,24 +58,6 @@ from dpft.files import (
     write_json,
     write_text,
 )
-from dpft.models.architecture import read_architecture
-from dpft.models.loading import quiet_transformers
-from dpft.models.losses import per_example_losses
-from dpft.parallel.parallel_config import check_restarts
-from dpft.privacy.cipher import secret_key
-from dpft.privacy.ledger import Ledger, read_ledger
-from dpft.privacy.mechanisms.histogram import noisy_counts
-from dpft.privacy.plan import HistogramPlan
-from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
-from dpft.reports.terminal import Answer, Figures
-from dpft.runs.api import TRAIN_COMMAND, Command, Folder, as_word, checked_words
-from dpft.runs.composition import spent_before
-from dpft.runs.exit_codes import crash_kept
-from dpft.runs.new_run import has_begun
-from dpft.runs.run_cost import planned_model
-from dpft.runs.saved_run import read_spent, read_spent_of_synthesis
-from dpft.runs.task_model import fitted_to, training_head
-from dpft.runs.train import train
 from dpft.strict_model import as_json, values_of
 from dpft.synthesis.config import DRAFT, SynthesizeConfig, configuration, expand
 from dpft.synthesis.draft import draft_schema

@@ -7,12 +7,11 @@ from omegaconf import DictConfig
 from pydantic import Field
 
 from dpft.config.answers import Output
-from dpft.config.composing import Words, given_overrides
+from dpft.config.hydra_compose import Words, given_overrides
 from dpft.config.load import load, load_saved
 from dpft.config.schema import AnyMethod, AnyOptimizer, check_units_fit
 from dpft.config.section import ChosenBy, CrossCheck, Root, Section, by_name
 from dpft.errors import InputError
-from dpft.files import SYNTHESIS
 from dpft.generation.decoding import DecodeConfig
 from dpft.models.source import ModelConfig
 from dpft.privacy.plan import CHUNK
@@ -21,6 +20,7 @@ from dpft.privacy.privacy_config import (
     NoPrivacy,
     privacy_class,
 )
+from dpft.run_folder import SYNTHESIS
 from dpft.strict_model import AtLeastOne, Count, Positive, values_of
 from dpft.training.optimizers import SchedulerConfig
 from dpft.training.training_config import TrainingConfig

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from transformers import LogitsProcessorList
 
-from dpft.files import TRAINING, read_json, write_json
+from dpft.commands.ledger_account import saved_run
+from dpft.commands.task_model import trained_model_of_run
+from dpft.commands.tracking import batch_progress
 from dpft.generation.decoding import generate_texts
 from dpft.generation.processors import nucleus_processors, root_seed, uniforms
-from dpft.runs.saved_run import saved_run
-from dpft.runs.task_model import trained_model_of_run
-from dpft.runs.tracking import batch_progress
+from dpft.run_folder import TRAINING, read_json, write_json
 from dpft.synthesis.plan import GIVEN_COLUMN, PublicPart
 from dpft.synthesis.rows import RowConstraint, compile_grammar
 from dpft.synthesis.schema import Row

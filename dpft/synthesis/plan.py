@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dpft.commands.python_api import IN_MEMORY, TRAIN_COMMAND
+from dpft.commands.task_model import TrainedModel
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError
 from dpft.kinds import OWN_DATA
@@ -17,8 +19,6 @@ from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.mechanisms.histogram import GaussianCounts
 from dpft.privacy.plan import GIVEN, DeltaSource, check_delta, default_delta
-from dpft.runs.api import IN_MEMORY, TRAIN_COMMAND
-from dpft.runs.task_model import TrainedModel
 from dpft.synthesis.config import SharedPrivacy, SynthesizeConfig
 from dpft.synthesis.histogram import Condition
 from dpft.synthesis.rows import RowFormat, check_tokenizer, compile_grammar

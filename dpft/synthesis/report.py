@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from dpft.commands.composition import with_its_tokenizer
+from dpft.commands.ledger_account import read_spent
 from dpft.data.raw_rows import write_rows
 from dpft.errors import StateError
 from dpft.evaluation.predictions import spread
-from dpft.files import LEDGER, PAGE, PRIVATE_PAGE, TRAINING, private_path, read_file, write_text
 from dpft.privacy.accounting import evaluate
 from dpft.privacy.accounting.mechanism import Composition
 from dpft.privacy.accounting.summary import delta_text, eps_text
@@ -24,8 +25,15 @@ from dpft.privacy.plan import NEIGHBORING_RELATION
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
 from dpft.reports.pages import indented, line, render_page
 from dpft.reports.terminal import Answer, Grid
-from dpft.runs.composition import with_its_tokenizer
-from dpft.runs.saved_run import read_spent
+from dpft.run_folder import (
+    LEDGER,
+    PAGE,
+    PRIVATE_PAGE,
+    TRAINING,
+    private_path,
+    read_file,
+    write_text,
+)
 from dpft.strict_model import as_json, description, read_model, write_model
 from dpft.synthesis.generate import Drawn
 from dpft.synthesis.measures import Tables, binned_counts, frame_of, measured

@@ -403,7 +403,7 @@ class Task(Section, ABC):
 
         Raises:
             InputError: The row's text does not have the task's form. The message never quotes
-                it: rows are private (docs/design.md, rule 7). The caller adds file and line.
+                it: rows are private (docs/dev/design.md, rule 7). The caller adds file and line.
         """
 
     @abstractmethod

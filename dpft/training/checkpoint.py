@@ -20,7 +20,7 @@ machine cannot be told.
 steps to be taken once more. A step that stands in the ledger has released its noisy gradient.
 Taking it again with the same noise is safe where the sum comes out bit for bit as it was, and
 nowhere else: so the environment that bits depend on is written down, and a replay in another one
-draws new noise and pays for it (docs/design.md, rule 9).
+draws new noise and pays for it (docs/dev/design.md, rule 9).
 """
 
 import hashlib
@@ -41,7 +41,15 @@ from torch import Tensor
 from dpft import __version__
 from dpft.devices import device_name
 from dpft.errors import InputError, StateError
-from dpft.files import (
+from dpft.parallel.ranks import ALONE, Ranks, in_turn
+from dpft.parallel.shards import ShardedModel
+from dpft.privacy.journal import KnownLedger, read_run_ledger
+from dpft.privacy.ledger import ClipperChoice, LedgerRecord
+from dpft.privacy.noise import NOISE_SOURCE
+from dpft.privacy.plan import ClippingPlan, PrivacyPlan
+from dpft.privacy.privacy_config import DifferentialPrivacy
+from dpft.privacy.sampling import SAMPLING_SOURCE
+from dpft.run_folder import (
     CHECKPOINT,
     CHECKPOINTS,
     HISTORY,
@@ -56,14 +64,6 @@ from dpft.files import (
     shard_name,
     sync_folder,
 )
-from dpft.parallel.ranks import ALONE, Ranks, in_turn
-from dpft.parallel.shards import ShardedModel
-from dpft.privacy.ledger import ClipperChoice, LedgerRecord
-from dpft.privacy.noise import NOISE_SOURCE
-from dpft.privacy.plan import ClippingPlan, PrivacyPlan
-from dpft.privacy.privacy_config import DifferentialPrivacy
-from dpft.privacy.replay_log import KnownLedger, read_run_ledger
-from dpft.privacy.sampling import SAMPLING_SOURCE
 from dpft.strict_model import Count, StrictModel, Versioned, as_json, read_model, write_model
 from dpft.training.loop import TrainingSet
 from dpft.training.training_state import (

@@ -1,6 +1,6 @@
 """``private/diagnostics.jsonl``: losses, gradient norms and drawn sizes of each step.
 
-Only the owner of the data may see them: epsilon covers none of them (docs/design.md, rule 7).
+Only the owner of the data may see them: epsilon covers none of them (docs/dev/design.md, rule 7).
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dpft.files import DIAGNOSTICS, private_path
+from dpft.run_folder import DIAGNOSTICS, private_path
 from dpft.training.loop import StepStatistics, TrainingSet
 
 logger = logging.getLogger(__name__)

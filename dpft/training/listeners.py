@@ -1,11 +1,11 @@
 """Listeners of a training session: what they are told of a step, and at which steps it may show.
 
-They are told public things only: no loss, no norm and no drawn size (docs/design.md, rule 7). How
-long a step takes follows the size of its drawn batch, which is private, and everything that appears
-while training (a bar that moves, a line, a point of a tracker) tells a time. So all of it appears
-at boundaries of windows alone, ten steps apart or more. Ten steps mitigate: epsilon does not cover
-times. ``StepProgress`` is the bar and the lines: steps, epsilon so far, the time taken and to go,
-and a rate from the expected batch size.
+They are told public things only: no loss, no norm and no drawn size (docs/dev/design.md, rule 7).
+How long a step takes follows the size of its drawn batch, which is private, and everything that
+appears while training (a bar that moves, a line, a point of a tracker) tells a time. So all of it
+appears at boundaries of windows alone, ten steps apart or more. Ten steps mitigate: epsilon does
+not cover times. ``StepProgress`` is the bar and the lines: steps, epsilon so far, the time taken
+and to go, and a rate from the expected batch size.
 """
 
 import logging

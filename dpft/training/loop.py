@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from dpft.data.batches import Batch, Layout, View, ViewBits, ViewedRows, micro_batches
 from dpft.errors import RunError
-from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, EVERYTHING, Ranks, Share
+from dpft.parallel.sharding import local
 from dpft.privacy.losses import EngineState, MicroBatchResult
 from dpft.privacy.noise import SignalAndNoise
 from dpft.training.training_state import TrainingState

@@ -3,10 +3,10 @@
 Ordinary mixed precision halves its scale where a gradient overflowed. With privacy that would tell
 of the records: one of them can make an overflow, and whoever sees the scale sees the overflow. Here
 nothing of the records comes to the scale but through noisy gradients, which epsilon covers: the
-scale of the next step is post-processing of the steps before it (docs/design.md, rule 10). Whatever
-it is, a gradient is clipped at the same norm and gets the same noise (Li et al. 2022, Appendix T:
-K times the loss, K times the norm, K times the noise, divided by K), and an example that overflows
-contributes zero.
+scale of the next step is post-processing of the steps before it (docs/dev/design.md, rule 10).
+Whatever it is, a gradient is clipped at the same norm and gets the same noise (Li et al. 2022,
+Appendix T: K times the loss, K times the norm, K times the noise, divided by K), and an example
+that overflows contributes zero.
 
 What a noisy gradient says: with s the clipped sum, d its numbers and t the noise's standard
 deviation, its square has mean ``|s|^2 + d t^2`` and variance ``2 d t^4 + 4 t^2 |s|^2``. The mean
@@ -112,7 +112,7 @@ class AdaptiveLossScale:
         """Logs that it has moved; for the time after the last step.
 
         Its windows are not on the grid of ``StepWindows``: a line when it moves would tell how long
-        fewer than ten steps took (docs/design.md, rule 7).
+        fewer than ten steps took (docs/dev/design.md, rule 7).
         """
         if self._now.scale != self._start:
             logger.info(

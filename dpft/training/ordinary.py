@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dpft.devices import autocast
-from dpft.parallel.cutting import local
+from dpft.parallel.rank_sums import STRETCH, finish_sums
 from dpft.parallel.ranks import ALONE, Ranks, first_numbers
-from dpft.parallel.reductions import STRETCH, finish_sums
+from dpft.parallel.sharding import local
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.cipher import AgingKey, secret_key
 from dpft.privacy.clipping.batches import count_rows

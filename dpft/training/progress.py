@@ -5,7 +5,7 @@ its lines, and the report reads the scores in it. A line holds the steps, how lo
 it took, the learning rate, the upper bound of epsilon, and scores of public splits. It never holds
 a loss, a gradient norm, a clipped share, a drawn size or a seed, and ``privacy.show_diagnostics``
 changes nothing about that. A step's time follows its drawn size, so that lines appear at boundaries
-of ``StepWindows`` only (docs/design.md, rule 7).
+of ``StepWindows`` only (docs/dev/design.md, rule 7).
 
 A resumed run takes steps again whose lines are in the file. The new lines replace them at the next
 boundary, so that each step has one line. Lines of steps that are still to come stay until then: the
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Protocol
 
 from dpft.evaluation.scores import SplitScores
-from dpft.files import PRIVATE_PROGRESS, PROGRESS, private_path, write_text
 from dpft.privacy.accounting.curve import SpentEpsilon
+from dpft.run_folder import PRIVATE_PROGRESS, PROGRESS, private_path, write_text
 from dpft.training.listeners import PublicStep, StepWindows
 from dpft.training.progress_record import ProgressLine, progress_text, read_progress
 

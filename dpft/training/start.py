@@ -3,7 +3,7 @@
 A resumed run repeats the steps since its last checkpoint. They are in the ledger already. It
 replays them with the same noise, at no further epsilon, if it can be proved that each sum comes out
 as it was. Otherwise it draws new noise, each repeated step is one more ledger line, and the run
-ends at the last step within its budget (docs/design.md, rule 9).
+ends at the last step within its budget (docs/dev/design.md, rule 9).
 """
 
 import json
@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from dpft.files import JOURNAL, LEDGER, private_path
-from dpft.parallel.cutting import is_cut
 from dpft.parallel.ranks import Ranks
+from dpft.parallel.sharding import is_cut
+from dpft.privacy.journal import JournaledLedger
 from dpft.privacy.ledger import ClipperChoice, Ledger
 from dpft.privacy.plan import PrivacyPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import make_randomness
-from dpft.privacy.replay_log import JournaledLedger
+from dpft.run_folder import JOURNAL, LEDGER, private_path
 from dpft.training.checkpoint import ResumePoint, check_promises
 from dpft.training.training_state import (
     TrainingState,

@@ -127,7 +127,7 @@ class TensorBoard(TrackerConfig):
         """Returns a new event file; TensorBoard reads all those of a folder as one run.
 
         That of a session that goes on is begun with its first point: when the session began, near
-        which its first steps were taken, is not told (docs/design.md, rule 7).
+        which its first steps were taken, is not told (docs/dev/design.md, rule 7).
         """
         file = EventFile(folder)
         if not any(folder.iterdir()):

@@ -2,12 +2,12 @@
 
 ``train.precision`` is what the model computes in, by autocast over float32 parameters: norms, clip
 factors, sums and the optimizer's state are float32 whatever it says; noise is float64. Half
-precision has a limit (docs/design.md, rule 2): a longer record pads the others of its micro-batch,
-whose losses then round otherwise. In bf16 on a CPU the others' sum was measured to move by up to
-2.6e-3 * privacy.max_grad_norm, and the whole sum by up to 1.0001 times it; in fp32 the clip factors
-leave room for what rounding does (``CompensatedSums``). What counts for epsilon is the whole sum,
-and the excess is measured on small models, not bounded by proof: the report says so beside the
-precision.
+precision has a limit (docs/dev/design.md, rule 2): a longer record pads the others of its
+micro-batch, whose losses then round otherwise. In bf16 on a CPU the others' sum was measured to
+move by up to 2.6e-3 * privacy.max_grad_norm, and the whole sum by up to 1.0001 times it; in fp32
+the clip factors leave room for what rounding does (``CompensatedSums``). What counts for epsilon is
+the whole sum, and the excess is measured on small models, not bounded by proof: the report says so
+beside the precision.
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 A checkpoint of step 0 is complete before the ledger's first line. At the end come the last step,
 the last checkpoint, the model, the ledger's closing line, and then the secret keys are deleted
-(docs/design.md, rule 4).
+(docs/dev/design.md, rule 4).
 """
 
 import hashlib
@@ -17,22 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from dpft.errors import DpftError, RunError
-from dpft.files import CHECKPOINTS
 from dpft.methods.base import Method, MethodPhase
 from dpft.models.losses import per_example_losses
-from dpft.parallel.cutting import local
 from dpft.parallel.rank_environment import TERMINATED, termination_requests
 from dpft.parallel.ranks import ALONE, Ranks, Share
+from dpft.parallel.sharding import local
 from dpft.parallel.shards import ShardedModel, whole_reader
 from dpft.privacy.accounting.curve import EpsilonSoFar, SpentEpsilon
 from dpft.privacy.clipping.clipper import ClippingChoice
 from dpft.privacy.engine import PrivacyEngine
-from dpft.privacy.frozen_state import FrozenState, check_same, digests_of
+from dpft.privacy.journal import JournaledLedger, KnownLedger, is_failed_replay
 from dpft.privacy.ledger import ClipperChoice, NoLedger
 from dpft.privacy.plan import ClippingPlan, PrivacyPlan, StepsPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy, Privacy
 from dpft.privacy.randomness import restore_randomness
-from dpft.privacy.replay_log import JournaledLedger, KnownLedger, is_failed_replay
+from dpft.privacy.release_guard import FrozenState, check_same, digests_of
+from dpft.run_folder import CHECKPOINTS
 from dpft.training.checkpoint import (
     BoundRun,
     ResumePoint,

@@ -28,10 +28,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from dpft.errors import RunError, StateError
-from dpft.files import HISTORY, OPTIMIZER, WEIGHTS, shard_name
-from dpft.parallel.cutting import from_rows, is_cut, local, rows_here
 from dpft.parallel.ranks import Ranks
+from dpft.parallel.sharding import from_rows, is_cut, local, rows_here
 from dpft.parallel.shards import ShardedModel
+from dpft.run_folder import HISTORY, OPTIMIZER, WEIGHTS, shard_name
 
 ON_HOST = ("step",)
 """Numbers of an optimizer that it reads itself, so that no device has to be asked for them."""

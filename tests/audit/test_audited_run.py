@@ -17,14 +17,14 @@ from dpft.audit.audited_run import (
 )
 from dpft.audit.base import AuditConfig, Finding
 from dpft.audit.kinds.membership import MembershipAudit
+from dpft.commands.ledger_account import saved_run
+from dpft.commands.splits import load_training_data
+from dpft.commands.task_model import trained_model_of_run
 from dpft.config.schema import TrainConfig
 from dpft.data.canaries import CanaryConfig
 from dpft.data.encoding import Encoding
 from dpft.errors import InputError, StateError
 from dpft.reports.terminal import Grid
-from dpft.runs.held_out import load_training_data
-from dpft.runs.saved_run import saved_run
-from dpft.runs.task_model import trained_model_of_run
 from tests.audit.conftest import RECORDS
 from tests.stories.tiny import TEST, TRAIN, Workspace
 

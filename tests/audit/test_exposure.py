@@ -24,11 +24,11 @@ from dpft.audit.exposure import (
     mean_bound,
     suffix_scores,
 )
+from dpft.commands.task_model import encoding_of, fitted_to, prepare_model, training_head
 from dpft.data.canaries import EXPOSURE, Canary, CanaryConfig, vocabulary, whole_words
 from dpft.errors import InputError
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_tokenizer
-from dpft.runs.task_model import encoding_of, fitted_to, prepare_model, training_head
 from tests.config.test_conf import loaded
 from tests.reports.plain import privacy_of
 from tests.reports.test_privacy_record import record as private

@@ -10,11 +10,11 @@ import pytest
 
 from dpft.audit.base import AuditedRun, Finding
 from dpft.audit.kinds.synthetic import SyntheticText
+from dpft.commands.guarantee import privacy_of as run_privacy
+from dpft.commands.ledger_account import saved_run
 from dpft.errors import InputError, StateError
-from dpft.files import CANARIES, private_audit_path, write_json
 from dpft.reports.terminal import Grid
-from dpft.runs.guarantee import privacy_of as run_privacy
-from dpft.runs.saved_run import saved_run
+from dpft.run_folder import CANARIES, private_audit_path, write_json
 from dpft.synthesis.audit import SyntheticFile, read_synthetic
 from dpft.tasks.custom import CustomTexts
 from dpft.tasks.e2e import E2ETask

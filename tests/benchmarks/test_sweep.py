@@ -1,8 +1,8 @@
 from pathlib import Path
 
 from benchmarks.sweep import table
-from dpft.files import write_json
 from dpft.reports.run_record import find_runs
+from dpft.run_folder import write_json
 from tests.reports import folders
 from tests.reports.folders import read
 from tests.reports.test_report import non_private, private

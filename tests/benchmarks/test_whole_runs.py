@@ -3,7 +3,7 @@ import pytest
 from benchmarks import whole_runs
 from benchmarks.run_worker import COLLATION, MICRO_BATCHES
 from benchmarks.whole_runs import Row, Steps
-from dpft.runs.api import TRAIN_COMMAND
+from dpft.commands.python_api import TRAIN_COMMAND
 
 
 def step(seconds, records, inside, collation):

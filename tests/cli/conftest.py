@@ -16,11 +16,11 @@ from pydantic import Field
 
 from dpft.cli import commands, hydra_app, main
 from dpft.cli.commands import run_folder, write_hydra_record
-from dpft.config import composing
+from dpft.config import hydra_compose as composing
 from dpft.config.load import config_directory
 from dpft.config.section import ChosenBy, Section, by_name
 from dpft.errors import StateError
-from dpft.files import LEDGER
+from dpft.run_folder import LEDGER
 
 PRIMARY = """
 defaults:

@@ -3,8 +3,8 @@ import math
 
 import pytest
 
+from dpft.commands.account import resolve
 from dpft.config.account import AccountConfig
-from dpft.runs.account import resolve
 from tests.slowness import slow
 from tests.stories.tiny import Outcome, Workspace
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dpft.runs import doctor
-from dpft.runs.doctor import Check
+from dpft.commands import doctor
+from dpft.commands.doctor import Check
 from tests.stories.tiny import Workspace
 
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from dpft.runs.saved_run import saved_run
-from dpft.runs.task_model import trained_model_of_run
+from dpft.commands.ledger_account import saved_run
+from dpft.commands.task_model import trained_model_of_run
 from tests.slowness import slow, slow_but
 from tests.stories.tiny import TRAINING, Workspace, make_workspace
 

@@ -10,7 +10,7 @@ import pytest
 
 from dpft.cli.commands import subcommand
 from dpft.cli.main import main
-from dpft.config.composing import compose
+from dpft.config.hydra_compose import compose
 from tests.slowness import slow_but
 
 

@@ -29,10 +29,10 @@ from dpft.cli.jobs import (
     sweep_folder,
 )
 from dpft.cli.main import main
-from dpft.config.composing import as_input_error
+from dpft.commands.exit_codes import Outcome, termination_as_exit
+from dpft.config.hydra_compose import as_input_error
 from dpft.errors import InputError, RunError
 from dpft.parallel.rank_environment import TERMINATED, Task, termination_requests
-from dpft.runs.exit_codes import Outcome, termination_as_exit
 
 
 class ForkingLauncher(BasicLauncher):

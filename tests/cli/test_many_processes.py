@@ -8,10 +8,10 @@ from dpft.cli import hydra_app
 from dpft.cli.commands import passed_on
 from dpft.cli.hydra_app import run_hydra
 from dpft.cli.main import SUBCOMMANDS, main
+from dpft.commands import run_plan
 from dpft.errors import InputError
 from dpft.parallel import processes, rank_environment
 from dpft.parallel.parallel_config import SHARED, LaunchConfig
-from dpft.runs import run_plan
 
 TRAIN = ("train", "task=e2e", "model=tiny", "task.source=embedded", "privacy.eps=8")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runs.test_tuning_search import SEARCH
+from tests.commands.test_tuning_search import SEARCH
 from tests.stories.tiny import Workspace, make_workspace
 
 

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpft.config import schema
-from dpft.config.composing import compose
+from dpft.config.hydra_compose import compose
 from dpft.config.keys import in_keys
 from dpft.config.load import load
 from dpft.errors import InputError

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from dpft.config.composing import compose
+from dpft.config.hydra_compose import compose
 from dpft.config.load import config_directory, load, load_saved, to_yaml
 from dpft.config.references import ReferenceMap
 from dpft.config.schema import TrainCommand, TrainConfig

@@ -9,13 +9,13 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from dpft.commands.overrides import without_recipes_promise
 from dpft.config.account import AccountConfig
-from dpft.config.composing import compose
+from dpft.config.hydra_compose import compose
 from dpft.config.load import config_directory, load
 from dpft.config.report import ReportConfig
 from dpft.config.schema import TrainCommand
 from dpft.privacy.plan import planned_steps
-from dpft.runs.configuring import without_recipes_promise
 from tests.slowness import slow_but_every
 
 EXPERIMENTS = sorted(config_directory().glob("experiment/*.yaml"))

@@ -12,14 +12,14 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from transformers import T5Config, T5ForConditionalGeneration
 
-from dpft.config.composing import compose
+from dpft.commands.overrides import without_recipes_promise
+from dpft.config.hydra_compose import compose
 from dpft.config.load import config_directory, load
 from dpft.config.references import Reference
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError
 from dpft.methods.two_phase import TwoPhase
 from dpft.privacy.privacy_config import NoPrivacy
-from dpft.runs.configuring import without_recipes_promise
 from tests.slowness import slow, slow_but
 
 RECIPES = [

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dpft.config.composing import compose
+from dpft.config.hydra_compose import compose
 from dpft.config.load import load
 from dpft.config.tune import SearchSpace, TuneCommand, with_setting
 from dpft.errors import InputError

@@ -14,8 +14,8 @@ from jsonschema.exceptions import best_match
 
 from docs.tools.reference.forms import schema
 from tests import slowness
+from tests.commands.test_tuning_search import SEARCH
 from tests.conftest import sharing
-from tests.runs.test_tuning_search import SEARCH
 from tests.slowness import slow, slow_but
 from tests.stories.test_canaries import FEW
 from tests.stories.test_canaries import RUN as CANARIES

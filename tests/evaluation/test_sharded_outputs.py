@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from dpft.commands.run_cost import cut
 from dpft.evaluation.evaluate import group_examples
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.generation.decoding import DecodeConfig
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.runs.run_cost import cut
 from dpft.tasks.base import Example
 from tests.evaluation.test_outputs import EXAMPLES, writer
 from tests.parallel.forked import on_ranks

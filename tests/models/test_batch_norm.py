@@ -3,8 +3,8 @@ import torch
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTModel
 
-from dpft.batch_mixing import StandardizedConv2d, check_model
 from dpft.errors import InputError
+from dpft.independence_check import StandardizedConv2d, check_model
 from dpft.models.batch_norm import group_norm_like, replace_batch_norm, standardize_weights
 
 SMALL = {"embedding_size": 8, "hidden_sizes": [48, 64], "depths": [1, 1], "layer_type": "basic"}

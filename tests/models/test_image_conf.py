@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from torch import nn
 from transformers import AutoModelForImageClassification
 
-from dpft.batch_mixing import check_model
 from dpft.config.load import from_values
+from dpft.independence_check import check_model
 from dpft.models.architecture import read_architecture
 from dpft.models.batch_norm import replace_batch_norm
 from dpft.models.source import ModelConfig

@@ -21,7 +21,7 @@ from dpft.models.loading import dequantize, load_model, meta_model
 from dpft.models.quantization import FrozenLinear, bits_config
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import ParallelConfig
-from dpft.privacy.frozen_state import digests_of
+from dpft.privacy.release_guard import digests_of
 from tests.privacy.clipping.models import SYNTHETIC, losses_of, records
 from tests.privacy.clipping.oracle import (
     ENGINES,

@@ -14,6 +14,8 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import nn
 
+from dpft.commands.modality import modality_of
+from dpft.commands.task_model import layout_of
 from dpft.config.load import from_values
 from dpft.errors import InputError
 from dpft.kinds import IMAGE_CLASSIFIER, Head
@@ -22,8 +24,6 @@ from dpft.models import source
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_model, meta_model, new_names
 from dpft.models.source import ModelConfig
-from dpft.runs.modality import modality_of
-from dpft.runs.task_model import layout_of
 from dpft.tasks.images import ImageTask
 from tests.privacy.clipping.oracle import (
     ENGINES,
@@ -156,7 +156,7 @@ def test_a_checkpoint_as_timm_publishes_it_is_read_with_a_head_of_other_classes(
 
 @needs_timm
 def test_a_batch_norm_of_timm_is_refused_by_name_and_may_be_replaced() -> None:
-    from dpft.batch_mixing import check_model
+    from dpft.independence_check import check_model
 
     values = {"model_type": "timm_wrapper", "architecture": "resnet18", "num_labels": 3}
     settings: Any = {"name": "drawn", "init": "random", "architecture": values}

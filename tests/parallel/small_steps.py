@@ -21,8 +21,8 @@ from dpft.data.pixels import ImageForm
 from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED
 from dpft.methods.base import METHODS, Method
 from dpft.models.losses import per_example_losses
-from dpft.parallel.cutting import repeated_blocks, whole
 from dpft.parallel.ranks import Ranks, Share, make_grid
+from dpft.parallel.sharding import repeated_blocks, whole
 from dpft.parallel.shards import ShardedModel, WholeSums
 from dpft.privacy.clipping.clipper import ClippingChoice, ClippingOptions
 from dpft.privacy.engine import PrivacyEngine

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
 
+from dpft.commands.task_model import held_to_save
 from dpft.errors import InputError
-from dpft.parallel.cutting import blocks_apart, check_can_be_sharded, local, repeated_blocks, whole
+from dpft.parallel.rank_sums import Rounds
 from dpft.parallel.ranks import ALONE, RankLost, Ranks, Share, make_grid
-from dpft.parallel.reductions import Rounds
+from dpft.parallel.sharding import blocks_apart, check_can_be_sharded, local, repeated_blocks, whole
 from dpft.parallel.shards import ShardedModel, gathered
-from dpft.runs.task_model import held_to_save
 from dpft.training.loop import compute_gradient
 from tests.parallel.forked import on_ranks
 from tests.parallel.small_steps import (

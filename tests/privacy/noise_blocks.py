@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dpft.parallel.reductions import Piece
+from dpft.parallel.rank_sums import Piece
 from dpft.privacy.noise import BlockNoise, NoiseStream
 
 

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from dpft.parallel.reductions import Piece
+from dpft.parallel.rank_sums import Piece
 from dpft.privacy import gaussians
 from dpft.privacy import noise as noise_module
 from dpft.privacy.cipher import Address, AgingKey, Purpose, fill_with_keystream, keystream

@@ -9,8 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from dpft.commands import tune as tuning
+from dpft.commands.guarantee import private_guarantee
+from dpft.commands.ledger_account import SpentRun
+from dpft.commands.plan import account_for_plan
+from dpft.commands.run_plan import RunPlan
 from dpft.errors import InputError
-from dpft.files import LEDGER
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve, EpsilonSoFar
 from dpft.privacy.accounting.mechanism import RATE_MARGIN
@@ -28,11 +32,7 @@ from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import make_randomness
 from dpft.reports.privacy_record import promise_of
 from dpft.reports.promises import Origin
-from dpft.runs import tuning
-from dpft.runs.guarantee import private_guarantee
-from dpft.runs.planned_run import account_for_plan
-from dpft.runs.run_plan import RunPlan
-from dpft.runs.saved_run import SpentRun
+from dpft.run_folder import LEDGER
 from dpft.strict_model import parse_text
 from tests.self_checks import checked_rows
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpft.config.composing import compose
+from dpft.config.hydra_compose import compose
 from dpft.config.load import from_values, load
 from dpft.config.load import plain as plain_values
 from dpft.config.schema import TrainCommand, TrainConfig

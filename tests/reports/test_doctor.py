@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpft.runs import doctor
-from dpft.runs.doctor import MISSING, OK
+from dpft.commands import doctor
+from dpft.commands.doctor import MISSING, OK
 
 REQUIRES = [
     "torch>=2.9",

@@ -37,7 +37,7 @@ def page(folder: Path, **changes: object) -> str:
 
 
 def test_the_page_says_all_that_the_headline_rests_on(tmp_path: Path) -> None:
-    """docs/design.md, rule 6."""
+    """docs/dev/design.md, rule 6."""
     curve = {"steps": [1, 4], "epsilons": [0.5, 3.0], "accountants": ["prv"] * 2}
     text = page(tmp_path, reference=REFERENCE, privacy={"epsilon_curve": curve})
     headline = text.partition("<body>")[2].partition("<h1>")[0]
@@ -176,7 +176,7 @@ def test_the_card_has_the_front_matter_that_the_hub_reads(tmp_path: Path) -> Non
 
 
 def test_the_card_names_no_folder_and_no_score_of_a_private_split(tmp_path: Path) -> None:
-    """docs/design.md, rule 8."""
+    """docs/dev/design.md, rule 8."""
     local = {"path": "/home/alice/gpt2", "hub_name": "openai-community/gpt2"}
     data = {"source": "hub", "hub_name": "alice/own", "data_dir": "/home/alice/data"}
     read = card(tmp_path, bleu=61.25, public=False, model=local, task=data)

@@ -76,7 +76,7 @@ def without_privacy(plan: StepsPlan) -> dict:
 
 
 def test_a_private_run_has_every_promised_key() -> None:
-    """The keys that docs/design.md, the run's folder, lists."""
+    """The keys that docs/dev/design.md, the run's folder, lists."""
     assert set(record()) == {
         "schema_version",
         "private",

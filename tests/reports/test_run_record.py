@@ -3,9 +3,9 @@ import json
 import pytest
 
 from dpft.errors import StateError
-from dpft.files import write_json
 from dpft.reports.promises import read_privacy
 from dpft.reports.run_record import read_evaluations, write_metrics
+from dpft.run_folder import write_json
 from dpft.strict_model import as_json
 from tests.reports.test_report import entry, private
 

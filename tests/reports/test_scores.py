@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from dpft.errors import StateError
-from dpft.files import PAGE, PROGRESS, REPORT
 from dpft.privacy.accounting.interpretation import best_attack_accuracy
 from dpft.privacy.plan import Phase
 from dpft.reports.promises import read_privacy
 from dpft.reports.report import write_report
 from dpft.reports.scores import main_metric, meaning, score_tables, series_of, series_plot
+from dpft.run_folder import PAGE, PROGRESS, REPORT
 from dpft.strict_model import as_json, parse
 from dpft.training.progress_record import ProgressLine
 from tests.reports.folders import read, write_run

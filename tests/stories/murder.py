@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dpft.cli.main import main
+from dpft.privacy.journal import read_journal
 from dpft.privacy.ledger import line_text, read_ledger
-from dpft.privacy.replay_log import read_journal
 
 SECONDS = 180
 """After which a run that does nothing is taken for hung."""
@@ -50,10 +50,10 @@ AIMS: dict[str, tuple[str, str, Callable[..., None]]] = {
     "between ledger and update": ("dpft.methods.full", "Full.finish_gradient", _kill),
     "inside a checkpoint's write": ("dpft.training.training_state", "save_file", _half_of_them),
     "after a checkpoint's write": ("dpft.training.checkpoint", "checkpoints", _kill),
-    "inside the evaluation": ("dpft.runs.evaluation", "evaluate", _kill),
+    "inside the evaluation": ("dpft.commands.evaluate", "evaluate", _kill),
     "waiting in a step": ("dpft.training.training_run", "per_example_losses", _wait),
-    "waiting in an evaluation": ("dpft.runs.evaluation", "evaluate", _wait),
-    "inside the report": ("dpft.runs.ending", "write_report", _kill),
+    "waiting in an evaluation": ("dpft.commands.evaluate", "evaluate", _wait),
+    "inside the report": ("dpft.commands.closing_summary", "write_report", _kill),
 }
 """Moment to the function in whose place, at some call of it, the process kills itself."""
 
@@ -68,7 +68,7 @@ def start(root: Path, arguments: Sequence[str], *aim: Any) -> BaseProcess:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        [__name__, "dpft.cli.commands", "dpft.runs.train", "dpft.cli.hydra_app"]
+        [__name__, "dpft.cli.commands", "dpft.commands.train", "dpft.cli.hydra_app"]
     )
     process = context.Process(target=_command, args=(root, tuple(arguments), *aim))
     process.start()

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from dpft.commands.ledger_account import saved_run
+from dpft.commands.task_model import trained_model_of_run
 from dpft.models.loading import add_tokens
-from dpft.runs.saved_run import saved_run
-from dpft.runs.task_model import trained_model_of_run
 from dpft.tasks.personachat import TOKENS
 from tests.slowness import slow_but
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, own_entries

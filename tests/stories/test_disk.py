@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from dpft.commands import closing_summary as run_ending
+from dpft.commands import train as train_command
+from dpft.privacy.journal import JournaledLedger
 from dpft.privacy.ledger import read_ledger
-from dpft.privacy.replay_log import JournaledLedger
-from dpft.runs import ending as run_ending
-from dpft.runs import train as train_command
 from dpft.training import training_run
 from dpft.training.checkpoint import checkpoints, read_checkpoint
 from tests.stories.test_resume import RUN, files

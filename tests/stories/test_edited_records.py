@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dpft.commands.finished_run import open_run
 from dpft.errors import StateError
-from dpft.runs.finished_run import open_run
-from tests.runs.run_folders import edit
+from tests.commands.run_folders import edit
 from tests.stories.test_resume import RUN
 from tests.stories.tiny import Workspace, make_workspace
 

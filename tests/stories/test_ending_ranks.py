@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpft.files import PRIVACY, REPORT
+from dpft.run_folder import PRIVACY, REPORT
 from dpft.training.checkpoint import find_resume_point
 from tests.stories.ranks import MINUTE, SECONDS, children, is_there, kill, started, torchrun
 from tests.stories.ranks import wait_until as wait

@@ -40,8 +40,8 @@ from transformers import (
     ViTImageProcessor,
 )
 
-import dpft.runs.train  # noqa: F401  as sklearn
-from dpft.config.composing import register_resolver
+import dpft.commands.train  # noqa: F401  as sklearn
+from dpft.config.hydra_compose import register_resolver
 from dpft.config.load import config_directory
 from dpft.models.source import EMBEDDED_MODEL
 from tests.data import made_images as made

@@ -9,7 +9,7 @@ import pytest
 import sklearn  # noqa: F401  it writes to the environment, which commands are checked to leave alone
 from transformers import AutoModelForSequenceClassification, BertModel, BertTokenizerFast
 
-import dpft.runs.train  # noqa: F401  as sklearn
+import dpft.commands.train  # noqa: F401  as sklearn
 from tests.models import small
 from tests.slowness import slow, slow_but
 from tests.stories import glue

@@ -10,7 +10,7 @@ import joblib  # noqa: F401  it writes to the environment, which commands are ch
 import pytest
 import sklearn.datasets  # noqa: F401  as joblib
 
-import dpft.runs.train  # noqa: F401  as joblib
+import dpft.commands.train  # noqa: F401  as joblib
 from tests.data import made_images as made
 from tests.slowness import slow, slow_but
 from tests.stories.tiny import Workspace, own_entries
@@ -158,7 +158,7 @@ def test_a_broken_image_is_left_out_and_named_in_private(
 def test_a_broken_image_that_was_held_out_is_not_scored(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpft.runs.new_run.new_key", lambda: bytes(32))
+    monkeypatch.setattr("dpft.commands.new_run.new_key", lambda: bytes(32))
     data = made.folders(workspace.root / "halves", splits=())
     for number in range(20):
         (data / "dark" / f"broken{number}.png").write_bytes(b"no image")

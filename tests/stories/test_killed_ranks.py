@@ -17,8 +17,8 @@ import pytest
 from torch import Tensor
 
 from dpft.cli.main import main
-from dpft.files import CHECKPOINTS
 from dpft.parallel.ranks import Ranks
+from dpft.run_folder import CHECKPOINTS
 from dpft.training.checkpoint import checkpoints
 from tests.stories.murder import SECONDS
 from tests.stories.ranks import MINUTE, by_hand, free_port
@@ -41,7 +41,7 @@ Kill = tuple[int, int, str]
 def start(root: Path, words: tuple[str, ...], kill: Kill | None = None) -> list[BaseProcess]:
     """Starts the two ranks of ``dpft words``; each says what it says to ``root/log-RANK``."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "dpft.cli.commands", "dpft.runs.train"])
+    context.set_forkserver_preload([__name__, "dpft.cli.commands", "dpft.commands.train"])
     port = free_port()
     processes = [
         context.Process(target=command, args=(root, words, rank, port, kill)) for rank in range(2)

@@ -99,7 +99,7 @@ def go(
     """Returns the exit code of a command; minus nine: it was killed."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        [__name__, "dpft.cli.synthesize", "dpft.synthesis.command", "dpft.cli.hydra_app"]
+        [__name__, "dpft.cli.commands", "dpft.synthesis.command", "dpft.cli.hydra_app"]
     )
     process = context.Process(target=_counting, args=(root, arguments, kill_at, until, noise()))
     process.start()

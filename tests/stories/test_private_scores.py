@@ -1,4 +1,4 @@
-"""Rule 8 of docs/design.md: of a private split nobody but the owner has scores or their number."""
+"""Trust rule 8: of a private split nobody but the owner has scores or their number."""
 
 import io
 import json
@@ -73,7 +73,7 @@ class Told:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dpft.runs.new_run.new_key", lambda: KEY)
+        patch.setattr("dpft.commands.new_run.new_key", lambda: KEY)
         yield Told(tmp_path_factory.mktemp("told"))
 
 

@@ -1,4 +1,4 @@
-"""Rules 4, 6, 7, 8 and 11 of docs/design.md: a run's private things are in private/ alone.
+"""Rules 4, 6, 7, 8 and 11 of docs/dev/design.md: a run's private things are in private/ alone.
 
 ``here`` is a run in this process; ``processes``, for ``make test-slow``, is every command in a
 process of its own, watched at each file event, with fresh homes, caches and temporary folders.
@@ -240,10 +240,10 @@ def test_trust_rule_11_other_records_leave_the_same_configuration(tmp_path: Path
 @pytest.mark.parametrize(
     ("command", "arguments", "broken"),
     [
-        ("train", planted_run.RUN[1:], "dpft.runs.train.encoding_of"),
+        ("train", planted_run.RUN[1:], "dpft.commands.train.encoding_of"),
         ("plan", (*planted.TRAINING, "train.steps=3"), "dpft.data.sources.file_rows"),
-        ("eval", ("run=run",), "dpft.runs.evaluation.evaluate_saved"),
-        ("generate", ("run=run", "prompts=prompts.jsonl"), "dpft.runs.generation.prompts_of"),
+        ("eval", ("run=run",), "dpft.commands.evaluate.evaluate_saved"),
+        ("generate", ("run=run", "prompts=prompts.jsonl"), "dpft.commands.generate.prompts_of"),
     ],
 )
 def test_trust_rule_7_no_commands_crash_quotes_a_record(

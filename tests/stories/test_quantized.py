@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaForCausalLM
 
-from dpft.files import MODEL
-from dpft.runs.finished_run import open_run
+from dpft.commands.finished_run import open_run
+from dpft.run_folder import MODEL
 from tests.stories.test_resume import RUN, broken, files
 from tests.stories.tiny import Workspace, make_workspace
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dpft.privacy.replay_log import JournaledLedger
-from dpft.runs import ending as run_ending
-from dpft.runs import evaluation
+from dpft.commands import closing_summary as run_ending
+from dpft.commands import evaluate as evaluation
+from dpft.privacy.journal import JournaledLedger
 from dpft.training import training_run, training_state
 from dpft.training.checkpoint import find_resume_point
 from tests.stories.murder import SECONDS, start, wait_until

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from dpft.commands.finished_run import open_run
 from dpft.privacy.accounting.summary import eps_text
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
-from dpft.runs.finished_run import open_run
 from tests.slowness import slow_but
 from tests.stories.tiny import MARKER, TRAINING, Workspace, make_workspace
 
@@ -414,7 +414,7 @@ def test_words_that_cannot_be_written_are_said_to_have_cost(
     def full(path: Path, text: str, **_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("dpft.runs.tokenizing.write_text", full)
+    monkeypatch.setattr("dpft.commands.tokenizer.write_text", full)
     done = workspace.run(*TOKENIZER, *PIECES, *EPS, "hydra.run.dir=full")
     assert done.code == 1
     sentence = done.err.splitlines()[-1]

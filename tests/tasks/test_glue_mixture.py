@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from dpft.config.composing import compose
+from dpft.config.hydra_compose import compose
 from dpft.data.sources import has_split, load_examples
 from dpft.errors import InputError
 from dpft.evaluation.evaluate import Evaluation, mean_of

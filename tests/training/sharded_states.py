@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dpft.parallel.cutting import repeated_blocks, whole
 from dpft.parallel.ranks import Ranks, make_grid
+from dpft.parallel.sharding import repeated_blocks, whole
 from dpft.parallel.shards import ShardedModel
 from dpft.training.checkpoint import BoundRun, restore_checkpoint, save_checkpoint
 from dpft.training.optimizers import (

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from dpft.errors import RunError, SaidElsewhere
 from dpft.methods.base import Method
-from dpft.parallel.cutting import whole
 from dpft.parallel.ranks import RankLost, Ranks, Share
+from dpft.parallel.sharding import whole
 from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.training import loop as loop_module

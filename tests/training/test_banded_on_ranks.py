@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dpft.files import HISTORY, LEDGER
 from dpft.privacy.ledger import read_ledger
+from dpft.run_folder import HISTORY, LEDGER
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
 from tests.slowness import slow_but

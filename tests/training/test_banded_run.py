@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from dpft.commands.ledger_account import read_spent
 from dpft.errors import StateError
-from dpft.files import HISTORY, KEYS
 from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.journal import read_run_ledger
 from dpft.privacy.ledger import Ledger, Noise, check_ledger, hash_of, read_ledger, steps_taken
 from dpft.privacy.mechanisms.banded import Banded
-from dpft.privacy.replay_log import read_run_ledger
-from dpft.runs.saved_run import read_spent
+from dpft.run_folder import HISTORY, KEYS
 from dpft.training import loop as loop_module
 from dpft.training.checkpoint import find_resume_point
 from tests.slowness import slow_but

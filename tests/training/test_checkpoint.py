@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from dpft.errors import InputError, StateError
-from dpft.files import KEYS, STATE, WEIGHTS
 from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.plan import PrivacyPlan
+from dpft.run_folder import KEYS, STATE, WEIGHTS
 from dpft.strict_model import as_json, parse
 from dpft.training import checkpoint
 from dpft.training.checkpoint import (

@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from dpft.errors import StateError
-from dpft.files import STATE, WEIGHTS
+from dpft.run_folder import STATE, WEIGHTS
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from tests.training.test_checkpoint import state_after
 

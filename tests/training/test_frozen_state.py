@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
 
 from dpft.errors import RunError
-from dpft.files import CHECKPOINTS
 from dpft.methods.base import METHODS
-from dpft.parallel.cutting import local
 from dpft.parallel.ranks import ALONE, Ranks
+from dpft.parallel.sharding import local
 from dpft.privacy.engine import PrivacyEngine
-from dpft.privacy.frozen_state import digests_of
+from dpft.privacy.journal import read_run_ledger
 from dpft.privacy.losses import MicroBatchResult
 from dpft.privacy.plan import Phase, PrivacyPlan
-from dpft.privacy.replay_log import read_run_ledger
+from dpft.privacy.release_guard import digests_of
+from dpft.run_folder import CHECKPOINTS
 from dpft.training import loop as loop_module
 from dpft.training.checkpoint import ResumePoint, checkpoints, find_resume_point
 from tests.parallel.forked import LOST, on_ranks

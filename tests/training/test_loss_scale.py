@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from dpft.commands.run_cost import check_sharding
 from dpft.config.schema import check_adaptive_scale
 from dpft.data.batches import Batch
 from dpft.errors import InputError
@@ -16,7 +17,6 @@ from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper
 from dpft.privacy.mechanisms.base import GaussianStep
 from dpft.privacy.privacy_config import NoPrivacy
-from dpft.runs.run_cost import check_sharding
 from dpft.training import loop as loop_module
 from dpft.training import loss_scale as module
 from dpft.training.checkpoint import find_resume_point

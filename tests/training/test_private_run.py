@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from dpft.errors import InputError, StateError
-from dpft.files import KEYS
 from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.journal import KnownLedger, read_run_ledger
 from dpft.privacy.ledger import first_line, hash_of, read_ledger
-from dpft.privacy.replay_log import KnownLedger, read_run_ledger
+from dpft.run_folder import KEYS
 from dpft.training import loop as loop_module
 from dpft.training.checkpoint import check_promises, find_resume_point
 from tests.privacy.test_ledger import as_before

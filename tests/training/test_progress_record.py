@@ -9,12 +9,12 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from docs.tools.reference.forms import schema
+from dpft.commands.tracking import Tracking
 from dpft.errors import StateError
 from dpft.evaluation.scores import SplitScores
-from dpft.files import PRIVATE_PROGRESS, PROGRESS
+from dpft.privacy.journal import JournaledLedger
 from dpft.privacy.ledger import read_ledger
-from dpft.privacy.replay_log import JournaledLedger
-from dpft.runs.tracking import Tracking
+from dpft.run_folder import PRIVATE_PROGRESS, PROGRESS
 from dpft.training.checkpoint import find_resume_point
 from dpft.training.listeners import PublicStep
 from dpft.training.progress import ProgressRecord, remove_scores

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from dpft.errors import InputError, RunError, StateError
-from dpft.files import KEYS
 from dpft.methods.base import METHODS, MethodPhase
 from dpft.privacy.ledger import read_ledger
+from dpft.run_folder import KEYS
 from dpft.training import training_run
 from dpft.training.checkpoint import ResumePoint, checkpoints, read_checkpoint, save_checkpoint
 from dpft.training.optimizers import AdamW

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from dpft.errors import RunError
-from dpft.files import LEDGER
 from dpft.parallel.rank_environment import TERMINATED
 from dpft.parallel.ranks import Ranks
 from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.journal import JournaledLedger
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.losses import MicroBatchResult
-from dpft.privacy.replay_log import JournaledLedger
+from dpft.run_folder import LEDGER
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module
 from dpft.training import training_run

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpft.files import LEDGER
 from dpft.methods.base import METHODS
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import read_ledger
+from dpft.run_folder import LEDGER
 from dpft.training import training_run as training_run_module
 from dpft.training.optimizers import AdamW
 from dpft.training.start import Start

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dpft.errors import DpftError, InputError, RunError, SaidElsewhere
-from dpft.files import KEYS, STATE
 from dpft.parallel.ranks import ALONE, Ranks
+from dpft.run_folder import KEYS, STATE
 from dpft.training import training_state
 from dpft.training.checkpoint import BoundRun, checkpoints, read_checkpoint
 from dpft.training.optimizers import (

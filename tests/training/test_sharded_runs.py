@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpft.files import CHECKPOINTS, LEDGER
 from dpft.parallel.ranks import ALONE
 from dpft.privacy.ledger import read_ledger
+from dpft.run_folder import CHECKPOINTS, LEDGER
 from dpft.training.checkpoint import checkpoints, find_resume_point
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case

@@ -1,4 +1,4 @@
-"""Seen from outside (docs/design.md, rule 7): what a run shows, and when, tells of no few steps."""
+"""Seen from outside (trust rule 7): what a run shows, and when, tells of no few steps."""
 
 import logging
 import random
@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from dpft.files import PRIVATE_PROGRESS, PROGRESS
-from dpft.runs.tracking import Tracking
+from dpft.commands.tracking import Tracking
+from dpft.run_folder import PRIVATE_PROGRESS, PROGRESS
 from dpft.training import listeners as progress_module
 from dpft.training.listeners import PublicStep, StepProgress, StepWindows
 from dpft.training.progress import ProgressRecord

@@ -12,11 +12,11 @@ from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import SaidElsewhere
 from dpft.methods.full import Full
-from dpft.parallel.cutting import cut_like
+from dpft.parallel.sharding import cut_like
 from dpft.privacy.accounting.curve import SpentEpsilon
+from dpft.privacy.journal import ReplayError
 from dpft.privacy.plan import ClippingPlan, Phase, PrivacyPlan, StepsPlan
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy, Privacy
-from dpft.privacy.replay_log import ReplayError
 from dpft.training import loop
 from dpft.training.checkpoint import ResumePoint
 from dpft.training.loop import TrainingSet
@@ -135,7 +135,7 @@ def train_privately(
     resume_point: ResumePoint | None = None,
     save_model=save_nothing,
 ) -> None:
-    """Takes the steps of a run and closes it, as ``dpft.runs.train`` does."""
+    """Takes the steps of a run and closes it, as ``dpft.commands.train`` does."""
     run.plan, run.privacy, run.resume_point = plan, privacy, resume_point
     run.epsilon_so_far = epsilon_after
     state = run.initial_state()

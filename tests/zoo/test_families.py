@@ -15,7 +15,7 @@ import sklearn.datasets  # noqa: F401  as joblib
 import transformers
 from transformers import AutoTokenizer
 
-import dpft.runs.train  # noqa: F401  as joblib
+import dpft.commands.train  # noqa: F401  as joblib
 from docs.tools.families import PAGE
 from tests.slowness import slow_but
 from tests.zoo.families import FAMILIES, IMAGE

@@ -1,9 +1,9 @@
 """The page of the exit codes."""
 
 from docs.tools.reference.markup import head, table
+from dpft.commands.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, READER_GONE
 from dpft.errors import InputError, RunError, StateError
 from dpft.parallel.rank_environment import TERMINATED
-from dpft.runs.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, READER_GONE
 
 INTRO = """
 Every command ends with one of these codes. What went wrong is one sentence on standard error, which
@@ -13,7 +13,7 @@ code of its runs.
 """
 SOURCES = (
     "dpft/errors.py",
-    "dpft/runs/exit_codes.py",
+    "dpft/commands/exit_codes.py",
     "dpft/cli/main.py",
     "dpft/parallel/rank_environment.py",
 )

@@ -1,4 +1,4 @@
-"""What each file of a run's folder is, by its name in dpft/files.py, and its schema."""
+"""What each file of a run's folder is, by its name in dpft/run_folder.py, and its schema."""
 
 PUBLIC: dict[str, tuple[str, str]] = {
     "CONFIGURATION": ("The whole configuration of the run; `resume=` and `run=` read it.", ""),
@@ -94,7 +94,7 @@ NOT_FILES = {
     *("CHECKPOINT", "PARTIAL_CHECKPOINT", "CHECKPOINT_STATES"),  # patterns
     *("TRIAL_SCORE", "TRIAL_LOG"),  # within trials, whose folders are described as a whole
 }
-"""Names in dpft/files.py that are no file of their own."""
+"""Names in dpft/run_folder.py that are no file of their own."""
 SCHEMA_GROUPS: dict[str, tuple[str, ...]] = {
     "Files": (
         *(

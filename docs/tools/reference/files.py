@@ -13,7 +13,7 @@ from docs.tools.reference.file_words import (
 )
 from docs.tools.reference.forms import SUFFIX, names, schema, schema_text
 from docs.tools.reference.markup import code, head, prose, table
-from dpft import files
+from dpft import run_folder as files
 
 INTRO = """
 A run's folder holds what may be handed on, and `private/`, which is never to be released. Files are
@@ -56,11 +56,11 @@ def files_pages() -> dict[str, str]:
     """Returns the pages of the files, of their forms and of answers, by path below docs/.
 
     Raises:
-        ValueError: A name of dpft/files.py, or a schema, is not described.
+        ValueError: A name of dpft/run_folder.py, or a schema, is not described.
     """
     check_all_described()
     parts = [
-        head("Files of a run", ["dpft/files.py"], INTRO),
+        head("Files of a run", ["dpft/run_folder.py"], INTRO),
         "## Public files\n",
         _table(PUBLIC),
         "## Private files\n\n`private/` has mode 0700, its files 0600.\n",

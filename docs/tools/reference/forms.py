@@ -9,15 +9,15 @@ from pydantic import BaseModel, TypeAdapter
 from dpft.audit.exposure import ExposureAudit
 from dpft.audit.membership import MembershipAudit
 from dpft.audit.memorization import MemorizationAudit
-from dpft.runs.listing import Listing
+from dpft.commands.account import CostOfNumbers, CostOfRuns, RunCost
+from dpft.commands.doctor import Doctor
+from dpft.commands.listing import Listing
 from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scores import Metrics
 from dpft.privacy.ledger import ClosingLine, FirstLine, StepLine
 from dpft.reports.audit_findings import OneRunAudit
-from dpft.runs.doctor import Doctor
 from dpft.reports.plan_table import OpenPlan, PrivatePlan
 from dpft.reports.promises import Generated, RunPrivacy, Vocabulary
-from dpft.runs.account import CostOfNumbers, CostOfRuns, RunCost
 from dpft.strict_model import StrictModel
 from dpft.strict_model import description as field_text
 from dpft.synthesis.records import Measures, Synthesis, SynthesisAnswer, SyntheticAudit

@@ -28,8 +28,8 @@ class ExposureAudit(Audit):
         """See ``Audit.find``."""
         from dpft.audit.audited_run import trained, untrained
         from dpft.audit.exposure import finding
+        from dpft.commands.tracking import batch_progress
         from dpft.evaluation.evaluate import counter
-        from dpft.runs.tracking import batch_progress
 
         canaries = canaries_of(run)
         suffixes = run.config.audit.vocabulary**run.config.audit.suffix_words

@@ -75,7 +75,7 @@ class OneRunAudit(Audit):
         views = [View(name="black box", threat_model=BLACK_BOX, scores=gains)]
         if not (self.white_box and run.config.audit.white_box):
             return views
-        from dpft.runs.white_box import differences, read_white_box, sums
+        from dpft.commands.canary_steps import differences, read_white_box, sums
         from dpft.training.checkpoint import find_resume_point
 
         steps = find_resume_point(run.folder).checkpoint.step

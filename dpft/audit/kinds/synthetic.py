@@ -18,7 +18,7 @@ class SyntheticText(Audit):
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
         from dpft.audit.audited_run import Unseen, check_writes_texts, records_and_unseen
-        from dpft.runs.task_model import trained_model_of_run
+        from dpft.commands.task_model import trained_model_of_run
         from dpft.synthesis.audit import audit_parts, audit_synthetic
 
         task = check_writes_texts(run.config)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpft.errors import InputError, RunError
-from dpft.parallel.cutting import local
+from dpft.parallel.sharding import local
 from dpft.privacy.clipping.batches import count_rows, take_rows
 from dpft.privacy.clipping.engines import (
     GRADIENT_WRITTEN,
@@ -42,7 +42,7 @@ from dpft.privacy.clipping.probe import (
 )
 from dpft.privacy.clipping.recorder import HALF, UseError
 from dpft.privacy.clipping.styles import Flat
-from dpft.privacy.frozen_state import state_unchanged
+from dpft.privacy.release_guard import state_unchanged
 
 MIXING = (
     "the loss of an example depends on other examples of its batch or on padding: {how}. Choose a"

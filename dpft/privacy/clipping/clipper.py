@@ -26,9 +26,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from dpft.batch_mixing import check_model
 from dpft.devices import whole_precision
 from dpft.errors import InputError, RunError
+from dpft.independence_check import check_model
 from dpft.privacy.clipping.assignment import Assignment, NoModuleError, calls_around
 from dpft.privacy.clipping.batches import count_rows
 from dpft.privacy.clipping.checks import Checks, NotExactError, zeros_filled
@@ -47,7 +47,7 @@ from dpft.privacy.clipping.probe import Calls
 from dpft.privacy.clipping.recorder import UseError
 from dpft.privacy.clipping.styles import clipping_style
 from dpft.privacy.clipping.sums import CompensatedSums
-from dpft.privacy.frozen_state import HeldState
+from dpft.privacy.release_guard import HeldState
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 12

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpft.batch_mixing import StandardizedConv2d, pulled_back, standardized
+from dpft.independence_check import StandardizedConv2d, pulled_back, standardized
 from dpft.privacy.clipping.recorder import HALF
 from dpft.privacy.clipping.rules import Forward, Rule, Site, for_product, summed
 

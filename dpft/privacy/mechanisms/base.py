@@ -25,8 +25,8 @@ from dpft.strict_model import AtLeastOne, Count, Positive, Rate, StrictModel, pa
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dpft.parallel.rank_sums import StepSums
     from dpft.parallel.ranks import Ranks
-    from dpft.parallel.reductions import StepSums
     from dpft.privacy.noise import SignalMeter
     from dpft.privacy.randomness import Randomness
 

@@ -8,9 +8,9 @@ import pytest
 
 from dpft.audit.kinds.one_run import OneRunAudit
 from dpft.audit.one_run import View
+from dpft.commands.canary_steps import read_white_box
 from dpft.data.canaries import Canary
 from dpft.errors import InputError
-from dpft.runs.white_box import read_white_box
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="n is the number of privacy units, and a unit is drawn with the rate B/n.",
         edits=(
             Edit(
-                "dpft/runs/held_out.py",
+                "dpft/commands/splits.py",
                 "        return len({*self.units, *self.faulty})",
                 "        return len([*self.units, *self.faulty])",
             ),
@@ -153,7 +153,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="If the configuration gives the number of records, no count of them is used.",
         edits=(
             Edit(
-                "dpft/runs/run_plan.py",
+                "dpft/commands/run_plan.py",
                 "        given = privacy.num_examples\n",
                 "        given = count_rows()\n",
             ),
@@ -178,7 +178,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A run's report covers the steps that were taken, and not only the planned ones.",
         edits=(
             Edit(
-                "dpft/runs/guarantee.py",
+                "dpft/commands/guarantee.py",
                 "tuple(run.whole.items())",
                 "tuple({noise: plan.steps for noise in run.whole}.items())",
             ),
@@ -214,7 +214,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A step of banded noise draws from one of b groups, so its rate is b times B/n.",
         edits=(
             Edit(
-                "dpft/runs/account.py",
+                "dpft/commands/account.py",
                 "            sample_rate=self.mechanism.rate(self.sample_rate),",
                 "            sample_rate=self.sample_rate,",
             ),
@@ -226,7 +226,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="privacy.total_eps covers the training and the histogram of its tokenizer.",
         edits=(
             Edit(
-                "dpft/runs/composition.py",
+                "dpft/commands/composition.py",
                 "Composition(parts=(own, *others))",
                 "Composition(parts=(own,))",
             ),
@@ -238,7 +238,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A run is composed with the tokenizer that its plan names.",
         edits=(
             Edit(
-                "dpft/runs/composition.py",
+                "dpft/commands/composition.py",
                 "    taken = added_up(*(run.taken for run in runs), *beside)",
                 "    taken = added_up(*(run.taken for run in runs))",
             ),
@@ -274,7 +274,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="The histogram of a synthesis is part of what its training costs.",
         edits=(
             Edit(
-                "dpft/runs/saved_run.py",
+                "dpft/commands/ledger_account.py",
                 "        before = {} if counts is None else taken_before(counts)\n",
                 "        before = {}\n",
             ),

@@ -4,7 +4,7 @@ from tests.planted.fault import Edit, Fault
 
 TESTS = "tests/guarantees/test_private_files.py::"
 RECEIVED = "tests/guarantees/test_received_files.py::"
-STATE = "tests/privacy/test_frozen_state.py::"
+STATE = "tests/privacy/test_release_guard.py::"
 SAME_PUBLIC_FILES = (
     f"{TESTS}test_other_records_and_draws_change_nothing_in_public_except_the_weights"
 )
@@ -42,7 +42,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="Texts of a split that is not public are only in private/.",
         edits=(
             Edit(
-                "dpft/runs/evaluation.py",
+                "dpft/commands/evaluate.py",
                 "    shown = folder if public else private_folder(folder)\n",
                 "    shown = folder\n",
             ),
@@ -104,7 +104,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="Checkpoints, which contain keys and unreleased weights, are below private/.",
         edits=(
             Edit(
-                "dpft/files.py",
+                "dpft/run_folder.py",
                 'CHECKPOINTS = f"{PRIVATE}/checkpoints"\n',
                 'CHECKPOINTS = "checkpoints"\n',
             ),
@@ -119,7 +119,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="private/ has mode 0700.",
         edits=(
             Edit(
-                "dpft/files.py",
+                "dpft/run_folder.py",
                 "        folder.mkdir(mode=0o700, exist_ok=True)\n    except "
                 'FileExistsError as error:\n        raise InputError(\n            f"{folder} must'
                 " be a folder, which holds",
@@ -127,7 +127,7 @@ FAULTS: tuple[Fault, ...] = (
                 'FileExistsError as error:\n        raise InputError(\n            f"{folder} must'
                 " be a folder, which holds",
             ),
-            Edit("dpft/files.py", "    folder.chmod(0o700)\n", ""),
+            Edit("dpft/run_folder.py", "    folder.chmod(0o700)\n", ""),
         ),
         tests=(f"{TESTS}test_only_the_owner_can_read_private_files_at_any_time",),
     ),
@@ -148,7 +148,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="The message of an unexpected error, which may quote a record, is not printed.",
         edits=(
             Edit(
-                "dpft/runs/exit_codes.py",
+                "dpft/commands/exit_codes.py",
                 "    withheld = withhold and (records_were_read() or is_other_rank())\n",
                 "    withheld = withhold and is_other_rank()\n",
             ),
@@ -185,12 +185,12 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A file is written under a temporary name and renamed, so it is never half-written.",
         edits=(
             Edit(
-                "dpft/files.py",
+                "dpft/run_folder.py",
                 '    temporary = path.with_name(f".{path.name}.partial")\n    temporary.unlink',
                 "    path.unlink(missing_ok=True)\n    temporary = path\n    temporary.unlink",
             ),
             Edit(
-                "dpft/files.py",
+                "dpft/run_folder.py",
                 "        temporary.replace(path)\n    finally:\n"
                 "        temporary.unlink(missing_ok=True)\n",
                 "    except OSError:\n        temporary.unlink(missing_ok=True)\n        raise\n",
@@ -230,7 +230,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="No micro-batch writes to a parameter or a persistent buffer.",
         edits=(
             Edit(
-                "dpft/privacy/frozen_state.py",
+                "dpft/privacy/release_guard.py",
                 "        if versions == self._versions:\n",
                 "        if True:\n",
             ),
@@ -242,7 +242,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="No pass of the clipper's checks writes to a parameter or a buffer.",
         edits=(
             Edit(
-                "dpft/privacy/frozen_state.py",
+                "dpft/privacy/release_guard.py",
                 "    with _also_after_errors(compare):\n        yield\n",
                 "    yield\n",
             ),

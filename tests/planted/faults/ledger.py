@@ -45,7 +45,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="If private/ is present, the ledger's end is compared with the checkpoint's.",
         edits=(
             Edit(
-                "dpft/privacy/replay_log.py",
+                "dpft/privacy/journal.py",
                 "    ledger = read_ledger(path) if path.exists() else None\n",
                 "    ledger = read_ledger(path) if path.exists() else None\n"
                 "    if ledger is not None:\n"
@@ -71,7 +71,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="Only a run whose ledger is closed counts as finished.",
         edits=(
             Edit(
-                "dpft/runs/saved_run.py",
+                "dpft/commands/ledger_account.py",
                 "        check_model(folder, ledger)\n        return ledger.closed\n",
                 "        check_model(folder, ledger)\n        return True\n",
             ),
@@ -83,7 +83,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="head= compares the ledger's head with a published one.",
         edits=(
             Edit(
-                "dpft/runs/account.py",
+                "dpft/commands/account.py",
                 "        check_head(run, config.head)\n",
                 "        run.ledger.heads.count(config.head)\n",
             ),
@@ -95,7 +95,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="The closing line has the digest of the tensors that the run released.",
         edits=(
             Edit(
-                "dpft/released.py",
+                "dpft/model_digest.py",
                 "                file.seek(start + begin)\n",
                 "                file.seek(begin)\n",
             ),

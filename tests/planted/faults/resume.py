@@ -25,7 +25,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A run is resumed only on the records that it began with.",
         edits=(
             Edit(
-                "dpft/runs/train.py",
+                "dpft/commands/train.py",
                 "                check_same_records(folder, training_set)\n",
                 "                private_path(folder, WHITE_BOX)\n",
             ),
@@ -37,12 +37,12 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A resumed run keeps the plan in the first line of its ledger.",
         edits=(
             Edit(
-                "dpft/runs/interrupted_run.py",
+                "dpft/commands/interrupted_run.py",
                 "    if bound.replace(calibration=None, delta_source=own.delta_source) != own:\n",
                 "    if bound.noise_multiplier != own.noise_multiplier:\n",
             ),
             Edit(
-                "dpft/runs/interrupted_run.py",
+                "dpft/commands/interrupted_run.py",
                 "    return RunPlan(size=size, steps=steps, phases=phases, privacy=bound)\n",
                 "    return RunPlan(size=size, steps=steps, phases=phases, privacy=own)\n",
             ),
@@ -59,7 +59,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A replayed step changes no weight unless its noisy gradient is the same as before.",
         edits=(
             Edit(
-                "dpft/privacy/replay_log.py",
+                "dpft/privacy/journal.py",
                 COMPARISON,
                 '        if known is not None and known["step"] != step:\n',
             ),
@@ -76,7 +76,7 @@ FAULTS: tuple[Fault, ...] = (
                 "        position = done\n    journal",
             ),
             Edit(
-                "dpft/privacy/replay_log.py",
+                "dpft/privacy/journal.py",
                 COMPARISON,
                 '        if known is not None and known["step"] != step:\n',
             ),
@@ -118,7 +118,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="A step whose line a crash prevented gets its line when the run is resumed.",
         edits=(
             Edit(
-                "dpft/privacy/replay_log.py",
+                "dpft/privacy/journal.py",
                 "            self._write(entry)\n"
                 "        if not is_in_ledger:\n"
                 "            self.ledger.append(step, mechanism)\n"
@@ -147,13 +147,13 @@ FAULTS: tuple[Fault, ...] = (
         breaks="The same command in the folder of an interrupted run starts no second run.",
         edits=(
             Edit(
-                "dpft/runs/new_run.py",
+                "dpft/commands/new_run.py",
                 "    if read_journal(folder / JOURNAL):  # Whatever became of the ledger since.\n"
                 "        return True\n",
                 "",
             ),
             Edit(
-                "dpft/runs/new_run.py",
+                "dpft/commands/new_run.py",
                 "    if checkpoints(folder / CHECKPOINTS):\n"
                 "        return True\n"
                 "    try:\n"
@@ -183,7 +183,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="resume=auto resumes a run only with the settings that it was begun with.",
         edits=(
             Edit(
-                "dpft/runs/interrupted_run.py",
+                "dpft/commands/interrupted_run.py",
                 "    if read_begun(folder).asked != digest_of(command.settings()):\n",
                 "    if read_begun(folder).asked is None:\n",
             ),

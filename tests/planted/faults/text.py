@@ -151,7 +151,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="No row that is held out to be scored is trained on.",
         edits=(
             Edit(
-                "dpft/runs/held_out.py",
+                "dpft/commands/splits.py",
                 "return Division(kept=kept, scored=scored, key=key,",
                 "return Division(kept=range(len(data.examples)), scored=scored, key=key,",
             ),

@@ -172,7 +172,7 @@ def test_trust_rule_11_a_forward_pass_that_writes_is_rejected_by_name(write, fir
     """In the self-check, from the first micro-batch on, and in the last one only.
 
     A write that is not counted and begins after the compared micro-batches is found by the
-    digests at the end of a run (tests/privacy/test_frozen_state.py).
+    digests at the end of a run (tests/privacy/test_release_guard.py).
     """
     named = rf"\b{WRITES[write]}"
     if first == 0:  # What is written changes the losses of the next row.

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 from transformers.pytorch_utils import Conv1D
 
-from dpft.batch_mixing import StandardizedConv2d
+from dpft.independence_check import StandardizedConv2d
 from tests.privacy.clipping.oracle import assert_exact
 from tests.slowness import slow_but, slow_but_every
 

@@ -1,0 +1,179 @@
+"""What a run guarantees, computed from its ledger by each command that prints it.
+
+privacy.json records the numbers that were printed when it was written. This module reads from that
+file only what no ledger contains: parameter counts, where the run comes from, what audits found,
+how a search chose, and the points of the report's figure. Importing it imports no torch.
+"""
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from dpft.commands.composition import PUBLIC_TOKENIZER, account_taken, cost_together
+from dpft.commands.ledger_account import SpentRun, read_spent
+from dpft.errors import InputError, StateError
+from dpft.methods.base import ParameterCounts
+from dpft.privacy.accounting import AccountingReport, EpsilonBound
+from dpft.privacy.accounting.curve import EpsilonCurve
+from dpft.privacy.ledger import Noise
+from dpft.privacy.plan import PrivacyPlan
+from dpft.reports.privacy_record import private_run
+from dpft.reports.promises import Origin, PrivateRun, RunPrivacy, read_privacy
+from dpft.reports.report import write_report
+from dpft.reports.run_record import RunRecord, find_runs, read_run
+from dpft.run_folder import LEDGER, PRIVACY, PRIVATE, refuse_links
+
+
+def private_guarantee(
+    run: SpentRun,
+    counts: ParameterCounts,
+    *,
+    origin: Origin,
+    size_source: str,
+    tokenizer_is_public: bool = False,
+    curve: EpsilonCurve | None = None,
+) -> PrivateRun:
+    """Return what a private run guarantees: epsilon is computed from the steps in its ledger.
+
+    Args:
+        run: Contains the ledger, whose first line is the plan.
+        counts: Parameters of the model.
+        origin: Where the run comes from.
+        size_source: Who states the number of examples.
+        tokenizer_is_public: Whether the user stated that the model's tokenizer is public.
+        curve: Epsilon over the plan's steps, if it was computed.
+    """
+    plan, ledger = run.plan, run.ledger
+    assert isinstance(plan, PrivacyPlan)
+    bound = _bound_of(run)
+    accounting = AccountingReport(
+        mechanism=plan.event(ledger.streams or (1,)),
+        epsilon=bound.epsilon,
+        delta=bound.delta,
+        accountant=bound.accountant,
+        epsilons=bound.epsilons,
+        warnings=bound.warnings,
+    )
+    privacy = private_run(
+        plan,
+        accounting,
+        ledger,
+        counts,
+        origin=origin,
+        size_source=size_source,
+        steps_kept=plan.steps,
+        curve=curve,
+    )
+    if plan.tokenizer is None:
+        public = (PUBLIC_TOKENIZER,) if tokenizer_is_public else ()
+        return privacy.replace(warnings=(*privacy.warnings, *public))
+    both = cost_together(run.whole, epsilon=bound.epsilon, delta=bound.delta, before=plan.tokenizer)
+    if plan.is_trial:  # no mechanism stands for the choice among trials: both epsilons add up
+        both = both.replace(epsilon=both.tokenizer.simple_composition)
+    return privacy.replace(with_tokenizer=both)
+
+
+def _bound_of(run: SpentRun) -> EpsilonBound:
+    """Return the bound of a run's own steps; of a search's trial, that of the whole search."""
+    plan, calibration = run.plan, run.plan.calibration
+    if plan.is_trial and calibration is not None:
+        return EpsilonBound(
+            epsilon=calibration.epsilon,
+            delta=plan.delta,
+            accountant=calibration.accountant,
+            epsilons={calibration.accountant: calibration.epsilon},
+        )
+    leader = plan.accountant if calibration is None else calibration.accountant
+    return _account(tuple(run.whole.items()), plan.delta, leader)
+
+
+@cache
+def _account(taken: tuple[tuple[Noise, int], ...], delta: float, leader: str) -> EpsilonBound:
+    """Return what noisy steps cost; runs that differ only in a seed are accounted for once."""
+    return account_taken(dict(taken), delta, leader)
+
+
+def privacy_of(folder: Path) -> RunPrivacy:
+    """Return what a finished run guarantees; epsilon is computed from its ledger.
+
+    Raises:
+        InputError: The folder has no privacy.json, or belongs to a run that trained no model.
+        StateError: A file is damaged, or the ledger is missing or has no closing line.
+    """
+    if not (folder / PRIVACY).exists():
+        raise InputError(
+            f"run must be a run that has its {PRIVACY}, got {str(folder)!r}, which has none; finish"
+            f" it with dpft train resume={folder}."
+        )
+    recorded = read_privacy(folder / PRIVACY)
+    if not isinstance(recorded, PrivateRun):
+        if (folder / LEDGER).exists():
+            raise StateError(
+                f"{folder / PRIVACY} must be that of the private run whose ledger is beside it; put"
+                " it back as it was."
+            )
+        return recorded
+    if not (folder / LEDGER).exists():
+        raise StateError(
+            f"{folder / LEDGER} is gone, so nothing shows what the run spent; put it back as it"
+            " was."
+        )
+    run = read_spent(str(folder), trial=True)
+    if not run.ledger.closed or not isinstance(run.plan, PrivacyPlan):
+        raise StateError(
+            f"{folder / LEDGER} must be the ledger of a finished training, got none with a closing"
+            " line; put it back as it was."
+        )
+    privacy = private_guarantee(
+        run,
+        recorded.parameters,
+        origin=Origin(**{name: getattr(recorded, name) for name in Origin.model_fields}),
+        size_source=recorded.num_examples_source,
+        tokenizer_is_public=PUBLIC_TOKENIZER in recorded.warnings,
+        curve=recorded.epsilon_curve,
+    )
+    return privacy.replace(selection=recorded.selection if run.plan.is_trial else None)
+
+
+def read_finished_run(folder: Path) -> RunRecord:
+    """Return the public files of a finished run, with the guarantee that its ledger gives.
+
+    Raises:
+        InputError: As ``privacy_of``, or a file cannot be read.
+        StateError: As ``privacy_of``.
+    """
+    return read_run(folder, privacy_of(folder))
+
+
+def read_finished_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Path]]:
+    """Return the records of the finished runs in some folders, and the folders of the others.
+
+    Raises:
+        InputError: A folder holds none, or none of them has a report, or one has a symbolic link.
+        StateError: A run's files are damaged.
+    """
+    finished, unfinished = find_runs(folders)
+    if not finished:
+        raise InputError(
+            f"runs must name a run that has ended, got {len(unfinished)} that have not; go on with"
+            " them by dpft train resume=RUN."
+        )
+    for folder in finished:
+        refuse_links(folder)
+    return [read_finished_run(folder) for folder in finished], unfinished
+
+
+def rebuild_report(record: RunRecord) -> None:
+    """Write report.md, report.html and the model's card of a run again from its public files.
+
+    In the folder of a search every file keeps its time, which is that of the search's beginning:
+    another would tell how long the search took at most.
+    """
+    public = [path for path in record.folder.glob("*") if path.name != PRIVATE]
+    below = [path for top in public for path in top.rglob("*")]
+    times = {path: path.stat().st_mtime_ns for path in (*below, *public, record.folder)}
+    write_report(record.folder, record.privacy)
+    if record.is_of_search:
+        for path, time in times.items():
+            os.utime(path, ns=(time, time))

@@ -1,0 +1,400 @@
+"""An interrupted run, and what must not change when it is resumed.
+
+Task, model, method, privacy, the steps and the records stay. What changes only speed may be set
+again; if it changes bits, steps are not replayed (``dpft.training.checkpoint``).
+
+With ``resume=auto`` a command resumes the run in its folder, or begins one there. So torchrun and
+Slurm can restart it with the same arguments. It resumes a run only if it was begun with the same
+settings.
+"""
+
+import hmac
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch import nn
+
+from dpft.commands.composition import spent_before, tokenizer_of
+from dpft.commands.exit_codes import say
+from dpft.commands.ledger_account import check_model
+from dpft.commands.new_run import Fingerprint, Secrets, digest_of, has_begun, read_begun
+from dpft.commands.run_plan import RunPlan, method_phases, plan_without_noise, public_size
+from dpft.commands.splits import held_out_key
+from dpft.config.keys import AUTO, copy_key, in_shell
+from dpft.config.load import from_values, load_saved, plain
+from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.data.encoding import fingerprint
+from dpft.data.raw_rows import held_splits
+from dpft.errors import DpftError, InputError, StateError
+from dpft.models.source import ModelConfig
+from dpft.parallel.parallel_config import was_restarted, world
+from dpft.parallel.rank_environment import submitted_task
+from dpft.parallel.shards import ShardedModel, whole_reader
+from dpft.privacy.mechanisms.base import Chosen, Mechanism, MechanismConfig
+from dpft.privacy.planning import make_plan
+from dpft.privacy.privacy_config import DifferentialPrivacy
+from dpft.privacy.release_guard import digests_of
+from dpft.reports.run_record import read_own_evaluations
+from dpft.run_folder import (
+    AUDIT_KEY,
+    BASE_MODEL,
+    CHECKPOINTS,
+    CONFIGURATION,
+    FINGERPRINT,
+    HELD_OUT_KEY,
+    KEYS,
+    PRIVACY,
+    REPORT,
+    SYNTHESIS,
+    TUNING,
+    UNIT_KEY,
+    hold_run,
+    is_base_model,
+    refuse_links,
+    what_lacks,
+)
+from dpft.strict_model import read_model
+from dpft.training.checkpoint import ResumePoint, check_promises, checkpoints, find_resume_point
+from dpft.training.loop import TrainingSet
+
+logger = logging.getLogger(__name__)
+
+
+MAY_CHANGE = (
+    *("train.device", "train.num_threads", "train.micro_batch_size", "train.precision"),
+    *("train.micro_batch_tokens", "train.pad_to_multiple_of"),
+    *("train.checkpoint_every", "train.keep", "privacy.engine"),
+    *("privacy.resume_overspend", "tracking", "parallel"),
+)
+"""Keys that a run may go on with otherwise; besides those of ``SECTIONS``."""
+SECTIONS = ("eval", "decode", "metrics", "tracking", "parallel")
+
+
+def open_interrupted(folder: Path, stack: ExitStack) -> ResumePoint:
+    """Lock the folder of an interrupted run, and return where it stands.
+
+    Args:
+        folder: The run's.
+        stack: Holds the lock.
+
+    Raises:
+        InputError: There is no run, or another process holds it.
+        StateError: Its checkpoint, its ledger or its scores are damaged.
+    """
+    stack.enter_context(hold_run(folder))
+    resume_point = find_resume_point(folder)
+    if resume_point.has_ended:
+        check_model(folder, resume_point.ledger)  # It is scored, or stays as it is.
+    if not is_reported(folder, resume_point):
+        read_own_evaluations(folder)
+    return resume_point
+
+
+def is_reported(folder: Path, resume_point: ResumePoint | None) -> bool:
+    """Return whether a run has ended and its report is written; rank 0 has the resume point."""
+    assert resume_point is not None
+    return resume_point.has_ended and (folder / REPORT).exists() and (folder / PRIVACY).exists()
+
+
+def bound_noise(resume_point: ResumePoint | None) -> float | None:
+    """Return the noise multiplier of an interrupted run; None without privacy."""
+    assert resume_point is not None
+    if resume_point.checkpoint.run.plan is None:
+        return None
+    return resume_point.plan().noise_multiplier
+
+
+def check_same_base(
+    model: nn.Module, shards: ShardedModel | None, resume_point: ResumePoint | None
+) -> None:
+    """Reject other frozen weights than the run began with.
+
+    The checkpoint contains them too, and restores them; but what is released is used with those
+    that the configuration names.
+
+    Raises:
+        StateError: A tensor of the model that no step changes is another one.
+    """
+    assert resume_point is not None
+    before = resume_point.checkpoint.run.frozen
+    if not before:
+        return
+    digests = whole_digests(model, shards)
+    others = [name for name in before if digests.get(name) != before[name]]
+    if others:
+        raise StateError(
+            f"{resume_point.checkpoint.path} is a checkpoint of another model: {others[0]} differs"
+            " from the one that model.path or model now gives; put the model that the run began"
+            " with back."
+        )
+
+
+def whole_digests(model: nn.Module, shards: ShardedModel | None) -> dict[str, str]:
+    """Return the digests of a model's state, whose shards the other ranks help to gather."""
+    return digests_of(model, read=None if shards is None else whole_reader(shards))
+
+
+def check_ended(
+    resume_point: ResumePoint | None, plan: RunPlan, guarantee: DifferentialPrivacy | None
+) -> None:
+    """Reject a run that has ended, but not as it was bound to."""
+    assert resume_point is not None
+    if guarantee is not None:
+        check_promises(resume_point, guarantee)
+    checkpoint = resume_point.checkpoint
+    if resume_point.ledger is None and checkpoint.step < plan.steps:
+        raise StateError(
+            f"{checkpoint.path / KEYS} is gone, and the run has taken {checkpoint.step} of"
+            f" {plan.steps} steps; put it back, or begin a new run."
+        )
+
+
+def resumed_configuration(
+    folder: str, composed: Mapping[str, Any], overridden: Iterable[str]
+) -> TrainCommand:
+    """Returns the configuration of a run that goes on, with what may change.
+
+    Args:
+        folder: The run's.
+        composed: What the command line composes to, as plain values.
+        overridden: Dotted keys of ``composed`` that take the place of the run's own.
+
+    Raises:
+        InputError: There is no such run, it has a symbolic link in its folder, or an override
+            changes what it is bound to.
+    """
+    refuse_links(Path(folder))
+    if (Path(folder) / TUNING).exists():
+        raise InputError(
+            f"resume must be the folder of a run, got {folder!r}, which is of dpft tune; go on with"
+            f" it by dpft tune {in_shell('resume', folder)}."
+        )
+    path = Path(folder) / CONFIGURATION
+    if not path.is_file():
+        raise InputError(
+            f"resume must be the folder of a dpft run, got {folder!r}, which"
+            f" {what_lacks(path.parent, CONFIGURATION)}; give the folder that the run named, such"
+            " as outputs/DATE/TIME."
+        )
+    config = load_saved(path, TrainConfig)
+    saved = plain(config.replace(model=kept_here(config.model, Path(folder))))
+    for key in overridden:
+        if key.partition(".")[0] in ("resume", "launch"):
+            continue
+        _check_may_change(key, saved)
+        copy_key(key.split("."), composed, saved)
+    merged = {**saved, "resume": folder}
+    if "launch" in composed:
+        merged["launch"] = composed["launch"]
+    return from_values(merged, TrainCommand)
+
+
+def kept_here(model: ModelConfig, folder: Path) -> ModelConfig:
+    """Returns a model that a run keeps, at the path it has now: the folder may have been moved."""
+    kept = folder / BASE_MODEL
+    is_kept = is_base_model(model.path or "") and kept.is_dir()
+    return model.replace(path=str(kept)) if is_kept else model
+
+
+def restored_plan(
+    config: TrainConfig, resume_point: ResumePoint, count_units: Callable[[], int]
+) -> RunPlan:
+    """Returns the plan that a run was bound to, once its configuration is known to say the same.
+
+    The noise multiplier is the one that was calibrated then, on whatever machine.
+
+    Raises:
+        InputError: The configuration says otherwise, as one that was edited does.
+    """
+    size = public_size(config, count_units)
+    steps = config.train.planned_steps(size.num_examples, of=size.noun)
+    phases = method_phases(config, steps, size.num_examples)
+    guarantee, began = config.privacy.guarantee, resume_point.checkpoint.run
+    if (guarantee is None) != (began.plan is None):
+        name = "none" if began.plan is None else "dp"
+        _refuse_edited(f"privacy={name}, as the run began", config.privacy.name)
+    if guarantee is None:
+        plan = plan_without_noise(config, size, steps, phases)
+        if plan.unnoised != began.clipping:
+            _refuse_edited(
+                "the draws and the clipping that the run began with",
+                f"others (privacy.max_grad_norm={getattr(config.privacy, 'max_grad_norm', None)})",
+            )
+        return plan
+    bound = resume_point.plan()
+    own = make_plan(
+        guarantee.replace(eps=None, total_eps=None, noise_multiplier=bound.noise_multiplier),
+        num_examples=size.num_examples,
+        expected_batch_size=config.train.batch_size(size.num_examples),
+        phases=phases,
+        record=config.task.unit_definition,
+        delta_rule=config.task.default_delta,
+        tokenizer=spent_before(tokenizer_of(config)),
+        mechanism=_of_plan(config.mechanism, bound.mechanism),
+    )
+    # What began it, a synthesis or a search, knows of them.
+    own = own.replace(counts=bound.counts, is_trial=bound.is_trial)
+    calibration = bound.calibration
+    asked = None if calibration is None else calibration.target
+    if asked is not None and guarantee.eps != asked:
+        _refuse_edited(f"privacy.eps={asked:g}, which the run began with", f"{guarantee.eps}")
+    given = guarantee.noise_multiplier
+    if given is not None and given != bound.noise_multiplier:
+        expected = f"privacy.noise_multiplier={bound.noise_multiplier:g}, which the run began with"
+        _refuse_edited(expected, f"{given:g}")
+    if bound.replace(calibration=None, delta_source=own.delta_source) != own:
+        changed = [key for key, value in own if value != getattr(bound, key)]
+        names = ", ".join(key for key in changed if key != "calibration")
+        _refuse_edited("the plan that the run is bound to", f"another {names}")
+    return RunPlan(size=size, steps=steps, phases=phases, privacy=bound)
+
+
+def _of_plan(config: MechanismConfig, bound: Mechanism) -> MechanismConfig:
+    """Returns what chooses the mechanism of a plan: another machine may round it apart."""
+    same = type(bound) is config.makes
+    if not same or (config.is_settled and config.settled(bound) != config):
+        _refuse_edited(f"the mechanism of its plan, {bound.name}", f"{config}")
+    return Chosen(name=bound.name, mechanism=bound)
+
+
+def _refuse_edited(expected: str, got: str) -> NoReturn:
+    raise InputError(
+        f"resume must go on with {expected}, got {got}; put {CONFIGURATION} and the records back as"
+        " they were, or begin a new run."
+    )
+
+
+def read_secrets(folder: Path) -> Secrets:
+    """Returns a run's keys."""
+    unit = _read_key(folder / UNIT_KEY)
+    held_out = held_out_key(folder)[0] if (folder / HELD_OUT_KEY).exists() else None
+    audit = _read_key(folder / AUDIT_KEY)
+    return Secrets(unit_key=unit or b"", held_out_key=held_out, audit_key=audit or b"")
+
+
+def check_same_records(folder: Path, training_set: TrainingSet) -> None:
+    """Refuses to go on with other records than the run began with."""
+    path = folder / FINGERPRINT
+    try:
+        known = read_model(path, Fingerprint)
+        key = bytes.fromhex(known.key)
+    except (OSError, ValueError, DpftError) as error:
+        raise StateError(
+            f"{path} cannot be read, so that these records cannot be told from others; put it back"
+            " as it was, or begin a new run."
+        ) from error
+    if not hmac.compare_digest(
+        fingerprint(training_set.examples, training_set.units, key), known.hmac
+    ):
+        raise InputError(
+            "resume must go on with the training records that the run began with, got others; put"
+            " them back as they were, or begin a new run."
+        )
+
+
+def has_scores(folder: Path, stage: str) -> bool:
+    """Returns whether scores of that stage are there, those of private splits in private/."""
+    entries = [entry for entry in read_own_evaluations(folder) if entry.stage == stage]
+    return bool(entries) and all(entry.examples is not None for entry in entries)
+
+
+@contextmanager
+def hint_of_resume(folder: Path) -> Iterator[None]:
+    """Says, when the block breaks off, how to go on with the run or the search in a folder.
+
+    It says nothing where there is nothing to go on, nor where the folder was refused as corrupted:
+    the refusal says what to do.
+    """
+    try:
+        yield
+    except StateError:
+        raise
+    except BaseException:
+        command = "tune" if (folder / TUNING).exists() else "train"
+        if command == "tune" or checkpoints(folder / CHECKPOINTS):
+            here = Path.cwd()
+            short = folder.relative_to(here) if folder.is_relative_to(here) else folder
+            say(f"to go on: {_way_to_go_on(command, str(short))}")
+        raise
+
+
+def _way_to_go_on(command: str, folder: str) -> str:
+    above = Path(folder).parent
+    if (above / SYNTHESIS).exists():
+        return f"dpft synthesize {in_shell('resume', above)}"
+    if held_splits():
+        return f"dpft.{command}(['resume={folder}'], rows=...)"
+    there, resume = world(), in_shell("resume", folder)
+    if there is None or there.size == 1:
+        return f"dpft {command} {resume}"
+    if there.on_one_node:
+        return f"dpft train {resume} launch=local launch.processes={there.size}"
+    if submitted_task() is not None:
+        return (
+            f"dpft train --multirun {resume}, with hydra/launcher and hydra.launcher.KEY as"
+            " before; a requeued job with resume=auto does so by itself"
+        )
+    return f"torchrun, as before, -m dpft train {resume}"
+
+
+def _check_may_change(key: str, saved: dict[str, Any]) -> None:
+    section = key.partition(".")[0]
+    if key in MAY_CHANGE or (section in SECTIONS and "." in key):
+        if key.startswith("privacy.") and not _has_privacy_key(key, saved["privacy"]):
+            raise InputError(f"resume goes on with a run without privacy, which has no {key}.")
+        return
+    others = (key for key in MAY_CHANGE if key not in SECTIONS)
+    raise InputError(
+        f"resume goes on as the run was begun, so {key} cannot change; besides"
+        f" {', '.join(SECTIONS)} only {', '.join(others)} can."
+    )
+
+
+def _has_privacy_key(key: str, saved: Mapping[str, Any]) -> bool:
+    """Returns whether a key means anything to a run: without noise it does where that clips."""
+    if saved["name"] != "none":
+        return True
+    return key.partition(".")[2] in saved and saved.get("max_grad_norm") is not None
+
+
+def _read_key(path: Path) -> bytes | None:
+    if not path.exists():
+        return None
+    try:
+        return bytes.fromhex(path.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        raise StateError(
+            f"{path} is damaged: it must hold a key in hexadecimal; put it back as it was, or begin"
+            " a new run."
+        ) from error
+
+
+def automatically_resumed(command: TrainCommand, folder: Path) -> TrainCommand:
+    """Return the command that ``resume=auto`` stands for: resume the run in the folder, or begin.
+
+    Raises:
+        InputError: As ``resumed_configuration``, or the run there was begun with other settings.
+    """
+    if command.resume != AUTO:
+        return command
+    is_open = command.privacy.guarantee is None
+    if not (has_begun(folder) or (is_open and checkpoints(folder / CHECKPOINTS))):
+        if was_restarted():
+            logger.warning(
+                "this start is a restart, but %s contains no run, so a second run begins. Use a"
+                " folder on a disk that all machines share.",
+                folder,
+            )
+        return command.replace(resume=None)
+    if read_begun(folder).asked != digest_of(command.settings()):
+        raise InputError(
+            f"resume=auto resumes a run with the settings that it was begun with, and the run in"
+            f" {folder} has others; repeat its command, or run dpft train"
+            f" {in_shell('resume', folder)}."
+        )
+    logger.info("resuming the run in %s", folder)
+    resumed = resumed_configuration(str(folder), {}, ())
+    return resumed.replace(parallel=command.parallel)

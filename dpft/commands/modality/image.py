@@ -1,0 +1,206 @@
+"""Records that are images: their size, their normalization, and the heads of image classifiers.
+
+A model says how large its images may be and how many channels they have; the processing that its
+checkpoint brings, in the form that transformers reads, says how pixels are scaled.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PretrainedConfig
+from transformers.models.auto import modeling_auto
+
+from dpft.commands.modality import MODALITIES, Modality
+from dpft.data.encoding import Encoding
+from dpft.data.images import ImageEncoding, ImageLayout, check_pillow
+from dpft.data.pixels import COLOR, GRAY, ImageForm
+from dpft.errors import InputError
+from dpft.kinds import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER, Head
+from dpft.models.architecture import Architecture
+from dpft.models.source import TIMM, origin
+from dpft.run_folder import write_json
+from dpft.tasks.images import ImageTask
+
+PREPROCESSOR = "preprocessor_config.json"
+BILINEAR = 2
+"""Pillow's number of the way of resizing."""
+
+
+class ImageProcessing:
+    """The steps from an image to a model's input; ``save_pretrained`` as processors have it."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        """Holds what preprocessor_config.json says."""
+        self.values = values
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes preprocessor_config.json, which ``AutoImageProcessor`` reads."""
+        write_json(Path(folder) / PREPROCESSOR, self.values)
+
+
+USUAL_SIZE = 224
+"""Of models that take any size: what their checkpoints on ImageNet were trained at."""
+
+
+def own_size(config: PretrainedConfig, place: str) -> int:
+    """Returns the height and width that a model was made for.
+
+    Args:
+        config: Of the model.
+        place: The model in the user's words.
+
+    Raises:
+        InputError: It is no classifier of images, or sees others than square ones.
+    """
+    if config.model_type not in modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
+        raise InputError(
+            f"the task needs a classifier of images, got {place} of model type {config.model_type};"
+            " choose one, such as model=vit-base."
+        )
+    _, sides = _made_for(config)
+    if len(set(sides)) > 1:
+        raise InputError(f"the model must see square images, got {place}, made for {[*sides]}.")
+    return sides[0] if sides else USUAL_SIZE
+
+
+def smallest_size(config: Any) -> int:
+    """Returns the product of a model's strides; 1 where config.json does not say them."""
+    if config.model_type == "convnext":
+        return int(config.patch_size * 2 ** (len(config.hidden_sizes) - 1))
+    if config.model_type == "resnet":
+        first = 2 if config.downsample_in_first_stage else 1
+        return int(4 * first * 2 ** (len(config.hidden_sizes) - 1))
+    patch = getattr(config, "patch_size", 1)
+    return int(patch if isinstance(patch, int) else max(patch))
+
+
+def _made_for(config: Any) -> tuple[int, tuple[int, ...]]:
+    """Returns channels, and height and width, of a model's images; no size where any will do."""
+    channels, size = getattr(config, "num_channels", COLOR), getattr(config, "image_size", None)
+    if config.model_type == TIMM:
+        # What timm makes the model with goes before what its checkpoint was trained on.
+        channels, *size = _timm_checkpoint(config).get("input_size") or [COLOR]
+        told = config.model_args or {}
+        channels, size = told.get("in_chans", channels), told.get("img_size", size)
+    sides = size if isinstance(size, list | tuple) else [] if size is None else [size]
+    return int(channels), tuple(int(side) for side in sides)
+
+
+def _timm_checkpoint(config: Any) -> dict[str, Any]:
+    """Returns what the config.json of a model of timm says of its checkpoint; of others nothing."""
+    return getattr(config, "pretrained_cfg", None) or {}
+
+
+class ImageModality(Modality):
+    """Images of one size, for classifiers."""
+
+    def head(self, task: ImageTask, architecture: Architecture) -> Head:
+        """See ``Modality.head``: a class for each label, or a number for each attribute."""
+        own_size(architecture.read, origin(architecture.model))
+        return Head(kind=IMAGE_CLASSIFIER, labels=task.classes)
+
+    def fitted(
+        self, task: ImageTask, architecture: Architecture, extra_positions: int
+    ) -> ImageTask:
+        """See ``Modality.fitted``: the height and width that the model was made for."""
+        return task.of_size(own_size(architecture.read, origin(architecture.model)))
+
+    def check_fit(
+        self,
+        task: ImageTask,
+        architecture: Architecture,
+        *,
+        max_new_tokens: int | None,
+        extra_positions: int = 0,
+    ) -> None:
+        """See ``Modality.check_fit``: sizes that the model can take."""
+        check_pillow()
+        # Positions are for one size; convolutions take any that their strides leave a number of.
+        form, config = self._form(task, architecture), architecture.read
+        _, sides = _made_for(config)
+        has_positions = hasattr(config, "num_attention_heads") or hasattr(config, "num_heads")
+        has_positions = has_positions or bool(_timm_checkpoint(config).get("fixed_input_size"))
+        if has_positions and sides and form.height != sides[0]:
+            raise InputError(
+                f"task.image_size must be {sides[0]}, which the positions of the model are for, got"
+                f" {form.height}; leave it out."
+            )
+        least = smallest_size(config)
+        if form.height < least:
+            raise InputError(
+                f"task.image_size must be at least {least}, of which the model's strides leave one"
+                f" number, got {form.height}; raise it, or choose a smaller model."
+            )
+
+    def processor(
+        self,
+        task: ImageTask,
+        architecture: Architecture,
+        head: Head,
+        *,
+        folder: Path | None = None,
+        tokens: tuple[str, ...] = (),
+    ) -> Any:
+        """See ``Modality.processor``: what is done to an image, as transformers writes it down."""
+        layout = self._planned(task, architecture, head)
+        form = layout.form
+        return ImageProcessing(
+            {
+                "image_processor_type": "ViTImageProcessor",
+                "do_resize": True,
+                "size": {"height": form.height, "width": form.width},
+                "resample": BILINEAR,
+                "do_rescale": True,
+                "rescale_factor": 1 / 255,
+                "do_normalize": True,
+                "image_mean": list(layout.mean),
+                "image_std": list(layout.std),
+            }
+        )
+
+    def layout(self, task: ImageTask, architecture: Architecture, head: Head) -> ImageLayout:
+        """See ``Modality.layout``."""
+        return self._planned(task, architecture, head)
+
+    def encoding(
+        self, task: ImageTask, architecture: Architecture, head: Head, processor: Any
+    ) -> Encoding:
+        """See ``Modality.encoding``."""
+        layout = replace(self._planned(task, architecture, head), workers=task.workers)
+        return ImageEncoding(layout=layout, views=task.augmentations)
+
+    def _planned(self, task: ImageTask, architecture: Architecture, head: Head) -> ImageLayout:
+        form = self._form(task, architecture)
+        return ImageLayout(
+            answer=ATTRIBUTES if task.has_attributes else CLASSES,
+            outputs=head.num_outputs,
+            form=form,
+            mean=_for_channels("mean", task.mean, form.channels),
+            std=_for_channels("std", task.std, form.channels),
+        )
+
+    def _form(self, task: ImageTask, architecture: Architecture) -> ImageForm:
+        size = task.of_size(own_size(architecture.read, origin(architecture.model))).image_size
+        assert size is not None
+        channels, _ = _made_for(architecture.read)
+        if channels not in (GRAY, COLOR):
+            raise InputError(f"the model must see images of 1 or 3 channels, got {channels}.")
+        return ImageForm(channels=channels, height=size, width=size)
+
+
+def _for_channels(key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Returns a number for each channel.
+
+    Raises:
+        InputError: There are as many numbers as there are neither channels nor one.
+    """
+    if len(values) not in (1, channels):
+        raise InputError(
+            f"task.{key} must be one number, or one for each of the model's {channels} channels,"
+            f" got {len(values)}."
+        )
+    return values * channels if len(values) == 1 else values
+
+
+MODALITIES.register("image")(ImageModality())

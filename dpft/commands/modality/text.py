@@ -1,0 +1,258 @@
+"""Records of text: tokenizers, lengths, and the heads and encodings of models that read text."""
+
+import logging
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from dpft.commands.modality import MODALITIES, Modality
+from dpft.data.batches import JsonWeights, TextLayout
+from dpft.data.chat import ChatEncoding
+from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding, label_word_ids
+from dpft.data.corpora import CorpusEncoding
+from dpft.data.encoding import Encoding, TextEncoding
+from dpft.errors import InputError
+from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
+from dpft.models.architecture import (
+    Architecture,
+    language_kind,
+    max_positions,
+    padding_id,
+    takes_position_ids,
+    takes_token_types,
+)
+from dpft.models.loading import add_tokens, known_tokens, language_head, load_tokenizer, meta_model
+from dpft.tasks.base import LabeledExample, SeqToSeqTask, Task, TextualTask
+from dpft.tasks.classification import CLS, ClassificationTask
+from dpft.tasks.corpus import SPANS, CorpusTask
+from dpft.tasks.custom import CustomChats, CustomTexts
+
+logger = logging.getLogger(__name__)
+
+
+def _room(positions: int, extra_positions: int) -> int:
+    """Returns the positions left for a text, at least one."""
+    if extra_positions >= positions:
+        raise InputError(
+            f"method must take fewer than the model's {positions} positions for its prompt or"
+            f" prefix, got {extra_positions}; shorten it, or choose a model with more."
+        )
+    return positions - extra_positions
+
+
+class TextModality(Modality):
+    """Texts, read in tokens."""
+
+    def head(self, task: TextualTask, architecture: Architecture) -> Head:
+        """See ``Modality.head``."""
+        kind, name = language_head(architecture).kind, architecture.model.name
+        if isinstance(task, ClassificationTask):
+            if task.objective != CLS:
+                return Head(kind=kind)
+            if kind == SEQ2SEQ:
+                raise InputError(
+                    f"task.objective=cls needs an encoder or a causal model, got {name}, which is"
+                    " seq2seq; it answers with label words, task.objective=infilling."
+                )
+            return Head(kind=CLASSIFIER, labels=() if task.is_score else task.labels)
+        if isinstance(task, CorpusTask):
+            task.objective_for(kind)
+            return Head(kind=kind)
+        if isinstance(task, CustomChats) and kind != CAUSAL:
+            raise InputError(
+                f"task.messages needs a causal model with a chat template, got {name}, which is"
+                f" {kind}."
+            )
+        if isinstance(task, SeqToSeqTask) and kind != SEQ2SEQ:
+            raise InputError(
+                f"task={task.name} with task.objective=text2text needs a seq2seq model, got {name},"
+                f" which is {kind}; choose one, such as model=t5-small, or another task.objective."
+            )
+        if kind == MASKED:
+            raise InputError(
+                f"task={task.name} needs a model that writes, causal or seq2seq, got {name},"
+                " which is a masked language model."
+            )
+        if isinstance(task, CustomTexts) and task.learn_prompt and kind != CAUSAL:
+            raise InputError(
+                f"task.learn_prompt=true needs a causal model, got {name}, which is {kind}: it"
+                " reads its prompt and writes the target alone; drop it, or choose a causal model."
+            )
+        return Head(kind=kind)
+
+    def fitted(
+        self, task: TextualTask, architecture: Architecture, extra_positions: int
+    ) -> TextualTask:
+        """See ``Modality.fitted``: the longest example, and what a corpus's model learns."""
+        positions = max_positions(architecture.config())
+        room = None if positions is None else _room(positions, extra_positions)
+        fitted = task.fitted(room)
+        if fitted.longest < task.longest:
+            logger.info(
+                "task.max_length=%d: the positions that model=%s has for a text, since none is"
+                " given",
+                fitted.longest,
+                architecture.model.name,
+            )
+        if not isinstance(fitted, CorpusTask) or fitted.objective is not None:
+            return fitted
+        kind = language_kind(architecture.config())
+        return fitted.replace(objective=fitted.objective_for(kind))
+
+    def check_fit(
+        self,
+        task: TextualTask,
+        architecture: Architecture,
+        *,
+        max_new_tokens: int | None,
+        extra_positions: int = 0,
+    ) -> None:
+        """See ``Modality.check_fit``: texts no longer than the model's positions for them."""
+        positions = max_positions(architecture.config())
+        if positions is None:
+            return
+        room = _room(positions, extra_positions)
+        there = f"the model's {positions} positions"
+        if extra_positions:
+            there = f"{room}, {there} less {extra_positions} that the method takes"
+        if task.longest > room:
+            raise InputError(
+                f"task.max_length must be at most {there}, got {task.longest}; set"
+                f" task.max_length={room}, or choose a model with more."
+            )
+        if max_new_tokens is not None and max_new_tokens >= room:
+            raise InputError(
+                f"decode.max_new_tokens must be below {there}, got {max_new_tokens}; lower it, or"
+                " choose a model with more."
+            )
+
+    def processor(
+        self,
+        task: TextualTask,
+        architecture: Architecture,
+        head: Head,
+        *,
+        folder: Path | None = None,
+        tokens: tuple[str, ...] = (),
+    ) -> PreTrainedTokenizerBase:
+        """See ``Modality.processor``: the tokenizer."""
+        if folder is None:
+            tokenizer = load_tokenizer(architecture, kind=head.kind)
+            add_tokens(tokenizer, tokens)
+            return tokenizer
+        beside = architecture.model.replace(path=str(folder), tokenizer=None)
+        there = replace(architecture, model=beside)
+        return load_tokenizer(there, kind=head.kind, added=tokens)
+
+    def layout(self, task: TextualTask, architecture: Architecture, head: Head) -> TextLayout:
+        """See ``Modality.layout``."""
+        labels = task.labels if isinstance(task, ClassificationTask) else ()
+        words = () if head.kind == CLASSIFIER else tuple(range(len(labels)))
+        return text_layout(task, architecture, head, words=words)
+
+    def encoding(
+        self, task: TextualTask, architecture: Architecture, head: Head, processor: Any
+    ) -> Encoding:
+        """See ``Modality.encoding``.
+
+        Raises:
+            InputError: A label word is not one token of the tokenizer, a token of the task's is not
+                known to it, or ``max_length`` leaves no room for a record.
+        """
+        causal = head.kind != MASKED
+        if head.kind == CLASSIFIER:
+            # Padded with the model's own id, by which it finds a row's end.
+            layout = text_layout(task, architecture, head, words=())
+            return _fitting(
+                task, SentenceEncoding(tokenizer=processor, layout=layout, max_length=task.longest)
+            )
+        if not isinstance(task, ClassificationTask):
+            layout = text_layout(task, architecture, head, words=())
+            layout = replace(layout, pad_token_id=processor.pad_token_id)
+            # A causal model learns a corpus's text as it learns any text as a whole.
+            is_plain = head.kind == CAUSAL and task.most_rows == 1
+            if isinstance(task, CorpusTask) and not is_plain:
+                return CorpusEncoding(
+                    tokenizer=processor,
+                    layout=layout,
+                    max_length=task.longest,
+                    span_corruption=task.objective_for(head.kind) == SPANS,
+                    chunks=task.chunks_per_record,
+                )
+            if isinstance(task, CustomTexts) and task.json_weights:
+                weights = JsonWeights(weights=task.json_weights, tokenizer=processor)
+                layout = replace(layout, token_weights=weights)
+            if isinstance(task, CustomChats):
+                return ChatEncoding(
+                    tokenizer=processor, layout=layout, max_length=task.longest, date=task.date
+                )
+            return TextEncoding(
+                tokenizer=processor,
+                layout=layout,
+                max_length=task.longest,
+                special_tokens=known_tokens(task.name, task.special_tokens, processor),
+            )
+        is_after_blank = task.blank_before_mask(causal=causal)
+        words = label_word_ids(task.words, processor, after_blank=is_after_blank)
+        layout = text_layout(task, architecture, head, words=words)
+        made = LabelWordEncoding(
+            tokenizer=processor,
+            layout=replace(layout, pad_token_id=processor.pad_token_id),
+            max_length=task.longest,
+            pieces=partial(task.pieces, causal=causal),
+            distribution=task.distribution,
+        )
+        return _fitting(task, made)
+
+
+def text_layout(
+    task: Task, architecture: Architecture, head: Head, *, words: tuple[int, ...]
+) -> TextLayout:
+    """Returns how the task's rows lie in a batch of that model; needs no more than config.json.
+
+    Args:
+        task: The task.
+        architecture: Of the model.
+        head: What it answers with.
+        words: Token ids of the label words; empty for tasks without.
+    """
+    config = architecture.config()
+    # T5's own configurations leave it out where it is the padding token.
+    start = getattr(config, "decoder_start_token_id", None)
+    return TextLayout(
+        kind=head.kind,
+        answer=_answer(task, head),
+        pad_token_id=padding_id(config),
+        takes_position_ids=takes_position_ids(meta_model(architecture, head)),
+        takes_token_types=takes_token_types(config),
+        decoder_start_token_id=(config.get_text_config().pad_token_id or 0)
+        if start is None
+        else start,
+        words=words,
+        outputs=head.num_outputs,
+    )
+
+
+def _fitting(task: Task, encoding: Encoding) -> Encoding:
+    """Returns the encoding of a task's labels once it has made a row of an empty record.
+
+    What must not be cut is the same in every record, so no record need be read to refuse it.
+    """
+    texts = task.texts_per_record if isinstance(task, ClassificationTask) else 1
+    encoding.rows([LabeledExample(texts=("",) * texts, label=0.0)])
+    return encoding
+
+
+def _answer(task: Task, head: Head) -> str:
+    """Returns what the task's labels are to that model."""
+    if not isinstance(task, ClassificationTask):
+        return TEXT
+    if head.kind != CLASSIFIER:
+        return LABEL_WORDS
+    return SCORE if task.is_score else CLASSES
+
+
+MODALITIES.register("text")(TextModality())

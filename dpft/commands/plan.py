@@ -1,0 +1,196 @@
+"""``dpft plan``: what a run would do and cost, without training.
+
+Needs no more of a model than its config.json; reads local data only to count it where no public
+number is configured.
+"""
+
+import functools
+import logging
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedModel
+
+from dpft.commands.composition import planned_with_tokenizer
+from dpft.commands.run_cost import (
+    MOST_ROWS,
+    PlannedRanks,
+    check_micro_batch_tokens,
+    check_ranks,
+    least_rows,
+    planned_model,
+    with_micro_batch_size,
+)
+from dpft.commands.run_plan import (
+    RunPlan,
+    leading_accountant,
+    noise_beside_independent,
+    plan_run,
+    say_default_method,
+    steps_plan,
+    warn_of_delta,
+    warn_of_noise,
+    with_batch_size,
+)
+from dpft.commands.splits import load_training_data
+from dpft.commands.task_model import fitted_to, layout_of, prepare_model, training_head
+from dpft.config.schema import PlanConfig, PlanSettings
+from dpft.methods.base import count_parameters
+from dpft.methods.lora import Lora, changed_layers
+from dpft.models.architecture import read_architecture
+from dpft.parallel.parallel_config import ParallelConfig
+from dpft.privacy.accounting.interpretation import signal_share
+from dpft.privacy.accounting.summary import AccountingReport, account
+from dpft.reports.plan_table import OpenPlan, PlannedLora, PrivatePlan, RunCosts
+from dpft.reports.privacy_record import no_promise, promise_of
+from dpft.strict_model import joined
+from dpft.training.step_time import MeasuredTime, measure_step
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """A run that was not begun."""
+
+    plan: RunPlan
+    accounting: AccountingReport | None
+    """What its steps cost; None for a non-private run."""
+    record: PrivatePlan | OpenPlan
+    """What it promises and costs."""
+
+
+def describe_run(config: PlanConfig) -> PlannedRun:
+    """Returns what ``dpft train`` with the same configuration would do and cost."""
+    say_default_method(config)
+    architecture = read_architecture(config.model)
+    config = fitted_to(config, architecture)
+    head = training_head(config, architecture)
+    check_micro_batch_tokens(config)
+    check_ranks(config, architecture, head)
+    # Read once, and only if no public number is configured.
+    count = functools.cache(lambda: load_training_data(config).num_units)
+    config = with_batch_size(config, count)
+    device = config.train.prepare()
+    config = with_micro_batch_size(config, architecture, head, device)
+    plan = plan_run(config, count)
+    if plan.privacy is not None:
+        settled = config.mechanism.settled(plan.privacy.mechanism)
+        config = config.replace(mechanism=settled)
+    ranks = PlannedRanks(
+        config=config,
+        architecture=architecture,
+        head=head,
+        batch_size=config.train.batch_size(plan.size.num_examples),
+        device=device,
+    )
+    measured = measure(config, plan, ranks) if config.plan.measure else None
+    model, new = planned_model(config, architecture, head)
+    costs = joined(
+        RunCosts,
+        parameters=count_parameters(model, new),
+        **ranks.costs(),
+        num_examples_source=plan.size.source,
+        micro_batch_size=config.train.most_rows,
+        measured=measured,
+        lora=planned_lora(config.method, model) if isinstance(config.method, Lora) else None,
+    )
+    accounting = account_for_plan(config, plan)
+    record = describe(config, plan, accounting, costs)
+    return PlannedRun(plan=plan, accounting=accounting, record=record)
+
+
+def planned_lora(method: Lora, model: PreTrainedModel) -> PlannedLora:
+    """Return which layers of a prepared model LoRA changes, and how."""
+    layers = changed_layers(model)
+    return PlannedLora(
+        rank=method.rank,
+        scale=next(iter(layers.values())).scaling["default"],
+        layers=len(layers),
+        targets=tuple(sorted({name.rpartition(".")[2] for name in layers})),
+    )
+
+
+def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | None:
+    """Returns what the planned steps cost; None for a non-private run."""
+    if plan.privacy is None:
+        return None
+    return account(plan.privacy.event(), accountant=leading_accountant(config, plan.privacy))
+
+
+def describe(
+    config: PlanConfig,
+    plan: RunPlan,
+    accounting: AccountingReport | None,
+    costs: RunCosts,
+) -> PrivatePlan | OpenPlan:
+    """Returns what a plan promises and costs, and warns of a promise that says little."""
+    if plan.privacy is None or accounting is None:
+        return joined(OpenPlan, no_promise(steps_plan(config, plan)), costs)
+    trained = costs.parameters.trainable
+    warn_of_delta(plan.privacy)
+    warn_of_noise(plan.privacy, trained)
+    promise = promise_of(plan.privacy, accounting, trainable_parameters=trained)
+    share = signal_share(
+        plan.privacy.as_independent(),
+        expected_batch_size=plan.privacy.expected_batch_size,
+        trainable_parameters=trained,
+    )
+    beside = noise_beside_independent(config, plan)
+    return joined(
+        PrivatePlan,
+        promise,
+        costs,
+        with_tokenizer=planned_with_tokenizer(plan.privacy, promise),
+        signal_to_noise=share,
+        noise_in_last_weights=beside,
+    )
+
+
+MOST_ON_A_CPU = 5 * 10**10
+"""Parameters times tokens of an example, beyond which even one example takes minutes on a CPU."""
+
+
+def measure(config: PlanConfig, plan: RunPlan, ranks: PlannedRanks) -> MeasuredTime | None:
+    """Measure the time of the steps in this process, on a model with random weights.
+
+    Each process is taken to have an equal share of the examples. Return ``None``, and log why, if
+    this machine cannot hold the model or a single example would take too long.
+    """
+    alone = config.replace(parallel=ParallelConfig(), plan=PlanSettings())
+    here = replace(ranks, config=alone)
+    room, length = here.room, config.task.typical
+    most = MOST_ROWS if room is None else here.largest(room)
+    numbers = sum(parameter.numel() for parameter in here.model.parameters())
+    reason = None
+    if config.model.is_quantized:
+        reason = f"model.quantization={config.model.quantization} needs the model's weights"
+    elif not most:
+        reason = "this machine has not enough memory for the model"
+    elif ranks.device.type == "cpu" and numbers * length > MOST_ON_A_CPU:
+        reason = "a single example takes too long on a CPU"
+    if reason is not None:
+        logger.info("time: not measured, because %s", reason)
+        return None
+    fresh = ranks.architecture.model.replace(init="random")
+    untrained = replace(ranks.architecture, model=fresh)
+    model, _ = prepare_model(config, untrained, ranks.head, planned=True)
+    model.to(ranks.device)  # type: ignore[arg-type]
+    clips, clipping, train = config.privacy.clips, plan.clipping, config.train
+    rows = min(train.most_rows, most)
+    if train.micro_batch_tokens is not None:
+        rows = max(1, min(rows, train.micro_batch_tokens // length))
+    examples = train.batch_size(plan.size.num_examples) * least_rows(config)
+    clipped = None
+    if clips is not None and clipping is not None:
+        clipped = clipping, clips.clipping_options(train.backward_scale)
+    return measure_step(
+        model,
+        length=length,
+        micro_batch_size=rows,
+        expected_batch_size=-(-examples // config.parallel.planned_processes),
+        steps=plan.steps,
+        clipped=clipped,
+        optimizer=config.optimizer,
+        layout=layout_of(config.task, ranks.architecture, ranks.head),
+        precision=train.precision,
+    )

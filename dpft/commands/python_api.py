@@ -1,0 +1,504 @@
+"""dpft from Python: each function does what the command of its name does, with the same words.
+
+Words mean what they mean on the command line (``"task=e2e"``, ``"privacy.eps=3"``): they are
+checked and composed by the same configuration and handed to the same functions. What a command line
+cannot hold is given beside them. Rows are kept in memory; a model and a tokenizer are written into
+``private/base_model`` and read from there as any folder's are, so that a run that breaks off goes
+on without them, and the objects themselves never change. What a command refuses raises the same
+sentence as ``InputError``, ``RunError`` or ``StateError``.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from dpft.commands import train as train_command
+from dpft.commands import tune as tuning
+from dpft.commands.account import answer
+from dpft.commands.evaluate import score_and_write
+from dpft.commands.finished_run import Run, open_run
+from dpft.commands.generate import generate as write_records
+from dpft.commands.new_run import has_begun, refuse_used_folder
+from dpft.commands.overrides import (
+    checked_overrides,
+    evaluate_configuration,
+    evaluate_overrides,
+    generate_configuration,
+    plan_configuration,
+    train_configuration,
+    tune_configuration,
+    with_task_of_run,
+)
+from dpft.commands.plan import describe_run
+from dpft.commands.run_plan import announce
+from dpft.config.account import AccountConfig
+from dpft.config.hydra_compose import Composed, Words, compose, given_overrides, given_text
+from dpft.config.keys import AUTO, in_keys, quoted
+from dpft.config.load import from_values, load
+from dpft.config.schema import EvaluateConfig, GenerateConfig, PlanConfig, TrainCommand
+from dpft.config.tune import TuneCommand
+from dpft.data.raw_rows import MEMORY, TRAIN, Rows, Splits, file_rows, rows_in_memory
+from dpft.data.rows import PROMPTS
+from dpft.errors import DpftError, InputError
+from dpft.evaluation.evaluate import Evaluation
+from dpft.models.loading import quiet_transformers
+from dpft.parallel.parallel_config import check_restarts
+from dpft.reports.terminal import Figures
+from dpft.run_folder import (
+    BASE_MODEL,
+    CONFIGURATION,
+    LOCK,
+    PRIVATE,
+    TUNING,
+    check_writable,
+    hold_run,
+    private_path,
+    refuse_links,
+)
+from dpft.strict_model import as_json
+
+Folder = str | os.PathLike[str]
+IN_MEMORY = ("task.data_dir=null", f"task.source={MEMORY}")
+"""Words that have rows read from memory, whatever the words before them say."""
+
+
+def checked_words(overrides: Sequence[str], rows: object) -> list[str]:
+    """Returns a caller's words, as a list.
+
+    Args:
+        overrides: ``key=value`` and ``group=option``.
+        rows: Given in memory; None: there are none.
+
+    Raises:
+        InputError: One is no such word, or says that rows are elsewhere while some are given.
+    """
+    if isinstance(overrides, str):
+        raise InputError(f"overrides must be a list of words, got {overrides!r}; give [...].")
+    for word in overrides:
+        if not isinstance(word, str):  # It may be a row.
+            raise InputError(
+                f"overrides must be words KEY=VALUE, got a {type(word).__name__}; give rows as"
+                " rows=..."
+            )
+        if word.startswith("-") or "=" not in word:
+            raise InputError(
+                f"overrides must be words KEY=VALUE, got {word!r}; sweeps and other flags are for"
+                " the command line."
+            )
+    for key in ("task.data_dir", "task.source"):
+        if rows is not None and given_text(overrides, key) is not None:
+            raise InputError(f"at most one of {key} and rows may be given, got both.")
+    return list(overrides)
+
+
+def memory_words(rows: object, resumed: str | None = None) -> tuple[str, ...]:
+    """Returns the words that have rows in memory read; a resumed run is bound to its source."""
+    return () if rows is None or resumed is not None else IN_MEMORY
+
+
+def run_and_words(
+    run: Folder | Sequence[str] | None, overrides: Sequence[str], rows: object, *, call: str
+) -> list[str]:
+    """Returns the words of a call whose first argument is a run or, as for train, the words.
+
+    ``call`` is how the function is called, for messages.
+
+    Raises:
+        InputError: As ``checked_words``, or the first argument is neither.
+    """
+    if run is None:
+        return checked_words(overrides, rows)
+    if isinstance(run, str | os.PathLike):
+        return [f"run={quoted(os.fspath(run))}", *checked_words(overrides, rows)]
+    if not isinstance(run, list | tuple):
+        raise InputError(
+            f"the first argument must be a run or words KEY=VALUE, got a {type(run).__name__}; call"
+            f" {call}."
+        )
+    return checked_words([*run, *checked_words(overrides, rows)], rows)
+
+
+def as_word(value: Any) -> str:
+    """Returns a number or a path as the value of a word."""
+    value = as_text(value)
+    return str(value) if isinstance(value, int) else quoted(os.fspath(value))
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as a call from Python composes it."""
+
+    name: str
+    root: type
+    load: Callable[[DictConfig, Words], Any]
+
+    def compose(self, words: Sequence[str], folder: Folder | None = None) -> Composed:
+        """Returns what the words compose to, in a folder of the caller's where one is given."""
+        place = [] if folder is None else [f"hydra.run.dir={quoted(os.fspath(folder))}"]
+        return compose(self.name, [*words, *place], self.root)
+
+    def place(self, words: list[str], folder: Folder | None, resumed: str | None) -> Path:
+        """Returns the folder of a run: the one given, the one it goes on in, or a new one."""
+        if folder is not None and resumed is not None:
+            raise InputError(
+                f"at most one of resume and folder may be given, got both ({resumed})."
+            )
+        given = folder if folder is not None else resumed
+        return Path(given) if given is not None else self.compose(words).folder
+
+
+TRAIN_COMMAND = Command("train", TrainCommand, train_configuration)
+TUNE_COMMAND = Command("tune", TuneCommand, tune_configuration)
+PLAN_COMMAND = Command("plan", PlanConfig, plan_configuration)
+EVALUATE_COMMAND = Command("eval", EvaluateConfig, evaluate_configuration)
+ACCOUNT_COMMAND = Command(
+    "account", AccountConfig, lambda composed, _: load(composed, AccountConfig)
+)
+GENERATE_COMMAND = Command("generate", GenerateConfig, generate_configuration)
+
+
+def as_text(value: Any) -> Any:
+    """Returns a setting with runs and paths as texts."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [as_text(inner) for inner in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def model_words(model: object, tokenizer: object, overrides: list[str], folder: Path) -> list[str]:
+    """Returns the words that choose a model given as an object; none where none is given.
+
+    Raises:
+        InputError: One comes without the other or is of another kind, or the words choose a model
+            too.
+    """
+    if model is None and tokenizer is None:
+        return []
+    if not isinstance(model, PreTrainedModel):
+        kind = type(model).__name__
+        way_out = (
+            "; give the base model and method=lora (its adapters' weights merged, if it has any)"
+            if kind.startswith("Peft")
+            else "; any other module trains by dpft.privacy.clipping.PerExampleClipper in a loop of"
+            " your own"
+        )
+        raise InputError(f"model must be a transformers.PreTrainedModel, got {kind}{way_out}.")
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise InputError(
+            "tokenizer must be the model's transformers tokenizer, got"
+            f" {type(tokenizer).__name__}; load it with AutoTokenizer.from_pretrained."
+        )
+    chosen = sorted({"model", "model.path", "model.hub_name"} & set(given_overrides(overrides)))
+    if chosen:
+        raise InputError(f"at most one of {chosen[0]}= and a model object may be given, got both.")
+    name = (model.name_or_path or "").rpartition("/")[2] or str(model.config.model_type)
+    path = quoted(str(folder / BASE_MODEL))
+    return ["model=local", f"model.name={quoted(name)}", f"model.path={path}"]
+
+
+@contextmanager
+def kept_model(model: object, tokenizer: object, folder: Path) -> Iterator[None]:
+    """Keeps a model and its tokenizer in a run's folder, unless the run in the block is refused.
+
+    Raises:
+        InputError: Privacy was spent in the folder, or it cannot be written to.
+    """
+    if model is None:
+        yield
+        return
+    assert isinstance(model, PreTrainedModel) and isinstance(tokenizer, PreTrainedTokenizerBase)
+    refuse_links(folder)
+    refuse_used_folder(folder)
+    check_writable(folder)
+    places = (folder / PRIVATE, folder, *folder.parents)
+    missing = [place for place in places if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    ours = False
+    try:
+        with hold_run(folder):
+            ours = True  # Another process that holds the folder may have put its own there.
+            path = private_path(folder, BASE_MODEL)
+            shutil.rmtree(path, ignore_errors=True)
+            model.save_pretrained(path, safe_serialization=True)
+            tokenizer.save_pretrained(path)
+            for file in path.iterdir():
+                file.chmod(0o600)
+        yield
+    finally:
+        begun = (folder / CONFIGURATION).exists() or (folder / TUNING).exists()
+        if ours and not begun:
+            shutil.rmtree(folder / BASE_MODEL, ignore_errors=True)
+            with suppress(OSError):  # Something of the run's is there.
+                for place in missing:
+                    if place.name == PRIVATE:
+                        (place.parent / LOCK).unlink(missing_ok=True)
+                    place.rmdir()
+
+
+GENERATE_CALL = "dpft.generate(RUN, num=5)"
+GENERATE_WORDS = 'dpft.generate(["run=RUN", "num=5"])'
+"""The ways to call it, for messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """Synthetic records, and where they lie."""
+
+    records: list[dict[str, Any]] = field(repr=False)
+    """In the task's own format."""
+    path: Path
+    """File that holds them."""
+    statement: Path
+    """File that says what they cost."""
+
+
+@contextmanager
+def _named_by_keys() -> Iterator[None]:
+    """Names what the block refuses by the keys of its caller's words (``in_keys``)."""
+    try:
+        yield
+    except DpftError as error:
+        error.args = tuple(in_keys(str(sentence)) for sentence in error.args)
+        raise
+
+
+def train(
+    overrides: Sequence[str] = (),
+    *,
+    rows: Rows | Splits | None = None,
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    folder: Folder | None = None,
+) -> Run:
+    """Fine-tunes, evaluates and reports, as ``dpft train`` does, and returns the finished run.
+
+    Examples:
+        >>> run = dpft.train(["task=e2e", "model=tiny", "privacy.eps=3"])  # doctest: +SKIP
+        >>> run = dpft.train(  # doctest: +SKIP
+        ...     ["task=custom", 'task.text="{note}"', "model=tiny", "privacy.eps=8"], rows=frame
+        ... )
+
+    Args:
+        overrides: ``key=value`` and ``group=option``; ``resume=FOLDER`` resumes a run,
+            ``resume=auto`` the one in ``folder``, if there is one.
+        rows: The training records, or tables by split, in place of the task's own source. They
+            count as private, and are never written down.
+        model: A model of transformers in place of ``model=``; it is copied and not changed.
+        tokenizer: The model's.
+        folder: Of the run; None: a new one under ``outputs/``, or the one of ``resume=``.
+
+    Raises:
+        InputError: Anything does not fit; before any record was used.
+        RunError: Training failed, or the clipper is not exact on this model.
+        StateError: What a run that goes on left is damaged.
+    """
+    given = {"rows": rows, "model": model, "tokenizer": tokenizer}
+    return _carried_out(TRAIN_COMMAND, train_command.train, overrides, folder, **given)
+
+
+def tune(
+    overrides: Sequence[str] = (),
+    *,
+    rows: Rows | Splits | None = None,
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    folder: Folder | None = None,
+) -> Run:
+    """Searches for the best settings within one epsilon, as ``dpft tune`` does; returns the best.
+
+    The arguments are those of ``train``.
+
+    Raises:
+        InputError: Anything does not fit; before any record was used.
+        RunError: No trial has a score.
+        StateError: What a search that goes on left is damaged.
+    """
+    given = {"rows": rows, "model": model, "tokenizer": tokenizer}
+    return _carried_out(TUNE_COMMAND, tuning.run, overrides, folder, **given)
+
+
+@_named_by_keys()
+def plan(overrides: Sequence[str] = (), *, rows: Rows | Splits | None = None) -> Figures:
+    """Returns what ``train`` of these words would do and cost, as ``dpft plan`` says it.
+
+    Args:
+        overrides: As for ``train``; ``plan.measure=false`` omits the time.
+        rows: As for ``train``; they are only counted.
+
+    Returns:
+        The keys of ``dpft plan output=json``, as attributes too: ``.steps``, ``.noise_multiplier``.
+
+    Raises:
+        InputError: As ``train``.
+    """
+    words = checked_overrides([*checked_words(overrides, rows), *memory_words(rows)])
+    composed = PLAN_COMMAND.compose(words)
+    quiet_transformers()
+    with rows_in_memory(rows):
+        planned = describe_run(plan_configuration(composed.values, composed.words))
+        return Figures(as_json(planned.record))
+
+
+def evaluate(
+    run: Folder | Sequence[str] | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    rows: Rows | Splits | None = None,
+    folder: Folder | None = None,
+) -> list[Evaluation]:
+    """Scores a run's model, any other model, or a file of outputs, as ``dpft eval`` does.
+
+    Args:
+        run: A run, or its folder; None: the overrides choose another model or ``predictions=``.
+            Words in its place are the overrides, as for ``train``.
+        overrides: As on the command line.
+        rows: Records to score in place of the task's own source, or tables by split. Where the
+            run held records out, they are the records it was given, of which the held-out ones
+            are scored; ``eval.held_out=null`` scores all rows.
+        folder: Where scores go without ``run``; None: a new one under ``outputs/``.
+
+    Returns:
+        The scores of each part of the split, ``.metrics``, with the texts they come from.
+
+    Raises:
+        InputError: Anything does not fit.
+        StateError: A file of the run is damaged.
+    """
+    if run is not None and folder is not None:
+        raise InputError("at most one of run and folder may be given, got both; drop folder.")
+    words = run_and_words(run, overrides, rows, call="dpft.evaluate(RUN)")
+    if not words:
+        raise InputError(
+            'nothing says what to score; call dpft.evaluate(RUN), or dpft.evaluate(["task=NAME",'
+            ' "model=NAME"]).'
+        )
+    given = [*words, *memory_words(rows)]
+    composed = EVALUATE_COMMAND.compose(evaluate_overrides(given), folder)
+    quiet_transformers()
+    config = evaluate_configuration(composed.values, composed.words)
+    place = composed.folder if config.run is None else Path(config.run)
+    split = config.eval.split if config.eval.held_out is None else TRAIN
+    with rows_in_memory(rows, split=split):
+        return score_and_write(config, place, write_request=composed.write_record)
+
+
+def generate(
+    run: Folder | Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    num: int | None = None,
+    prompts: Folder | Rows | None = None,
+    to: Folder | None = None,
+) -> Generated:
+    """Writes synthetic records with a run's model, at no further epsilon, as ``dpft generate``.
+
+    Args:
+        run: A run, or its folder; or the overrides, as for ``train``, with ``run=`` among them.
+        overrides: As on the command line.
+        num: Records to write from nothing, where whole records were trained on.
+        prompts: Rows in the task's own format, in memory or the file of them, of which the prompt's
+            columns are read.
+        to: File to write; None: a new one in the run's folder.
+
+    Raises:
+        InputError: Anything does not fit.
+        StateError: A file of the run is damaged.
+    """
+    in_memory = None if prompts is None or isinstance(prompts, str | os.PathLike) else prompts
+    given = {"num": num, "prompts": prompts if in_memory is None else MEMORY, "to": to}
+    words = [f"{key}={as_word(value)}" for key, value in given.items() if value is not None]
+    asked = run_and_words(run, overrides, None, call=f"{GENERATE_CALL} or {GENERATE_WORDS}")
+    if given_text(asked, "run") is None:
+        raise InputError(
+            f"generate needs a run, got none; call {GENERATE_CALL} or {GENERATE_WORDS}."
+        )
+    words = [*asked, *words]
+    composed = GENERATE_COMMAND.compose(with_task_of_run(words))
+    with rows_in_memory(in_memory, split=PROMPTS):
+        target = write_records(generate_configuration(composed.values, composed.words))
+    records = [dict(row.sound()) for row in file_rows(target.records)]
+    return Generated(records=records, path=target.records, statement=target.statement)
+
+
+def account(overrides: Sequence[str] = (), **settings: Any) -> Figures:
+    """Returns epsilon from noise, noise from epsilon, or what runs spent, as ``dpft account``.
+
+    Examples:
+        >>> account(
+        ...     num_examples=1000, expected_batch_size=10, steps=100, noise_multiplier=1.0
+        ... ).steps
+        100
+        >>> account(
+        ...     ["num_examples=1000", "expected_batch_size=10", "steps=100", "noise_multiplier=1"]
+        ... ).steps
+        100
+
+    Args:
+        overrides: ``key=value``, as for ``train``.
+        settings: The same keys as arguments; one that is given in both ways is the argument.
+
+    Returns:
+        The keys of ``dpft account output=json``, as attributes too: ``.epsilon``.
+
+    Raises:
+        InputError: A key is unknown, too little is given, or the budget is out of reach.
+        StateError: A run's ledger is damaged.
+    """
+    if isinstance(overrides, str | os.PathLike):
+        raise InputError(
+            f"account takes a list of words, got {os.fspath(overrides)!r}; call"
+            ' dpft.account(["run=RUN"]) or dpft.account(run=RUN).'
+        )
+    given = {key: as_text(value) for key, value in settings.items()}
+    chosen = given.pop("mechanism") if isinstance(given.get("mechanism"), str) else None
+    words = checked_words(overrides, None)
+    words += [] if chosen is None else [f"mechanism={chosen}"]
+    if words:
+        composed = ACCOUNT_COMMAND.compose(words).values
+        given = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True)) | given
+    return Figures(as_json(answer(from_values(given, AccountConfig)).record))
+
+
+@_named_by_keys()
+def _carried_out(
+    command: Command,
+    run: Callable[..., None],
+    overrides: Sequence[str],
+    folder: Folder | None,
+    *,
+    rows: Any,
+    model: object,
+    tokenizer: object,
+) -> Run:
+    """Returns the run that train or tune makes of words and of what a command line cannot hold."""
+    given = checked_words(overrides, rows)
+    resumed = given_text(given, "resume")
+    check_restarts(
+        resumes=resumed is not None, advice="give folder=FOLDER, and 'resume=auto' to train"
+    )
+    if resumed == AUTO:
+        if folder is None:
+            raise InputError("resume=auto needs a folder that stays the same; give folder=FOLDER.")
+        resumed = None
+    place = command.place(given, folder, resumed)
+    chosen = model_words(model, tokenizer, given, place)
+    words = [*chosen, *given, *memory_words(rows, resumed)]
+    composed = command.compose(checked_overrides(words), place)
+    quiet_transformers()
+    configuration = command.load(composed.values, composed.words)
+    announce(configuration)
+    # resume=auto finds the model that the run it resumes has kept.
+    resumes = given_text(given, "resume") == AUTO and has_begun(place)
+    kept = kept_model(None if resumes else model, tokenizer, place)
+    with rows_in_memory(rows), kept:
+        run(configuration, place, write_request=composed.write_record)
+    return open_run(place)

@@ -1,0 +1,248 @@
+"""What the processes of a run must have in common before any of them uses a record.
+
+Each composes its configuration, reads the records and loads the model on its own. If one of them
+made other micro-batches, a record could count twice, or never. So all of it is compared first, and
+rank 0's keys, plan and weights become everybody's.
+"""
+
+import hashlib
+import hmac
+import json
+import secrets as entropy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+
+import torch
+from torch import Tensor, nn
+
+import dpft
+from dpft.commands.new_run import Secrets
+from dpft.commands.run_plan import RunPlan
+from dpft.config.keys import leaves
+from dpft.config.load import from_values, plain
+from dpft.config.schema import EvaluateConfig, GenerateConfig, TrainConfig
+from dpft.data.batches import Layout
+from dpft.data.encoding import fingerprint
+from dpft.data.training_records import KEY_BYTES
+from dpft.devices import device_name
+from dpft.errors import InputError
+from dpft.models.checkpoint_rows import RowsOfModel
+from dpft.models.losses import per_example_losses
+from dpft.parallel.ranks import Ranks
+from dpft.privacy.plan import PrivacyPlan
+from dpft.strict_model import json_text, parse_text
+from dpft.tasks.base import Record
+from dpft.training.loop import TrainingSet
+from dpft.training.synthetic_batches import SHORT_LENGTH, synthetic_batch
+from dpft.training.training_config import autocast
+from dpft.training.training_state import model_state
+
+ROWS = 3
+
+
+def processor(device: torch.device) -> tuple[str, ...]:
+    """Returns the names of what a process computes with, and how many threads it has."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return device.type, device_name(device), capability, str(torch.get_num_threads())
+
+
+def bits_of_a_gradient(
+    model: nn.Module,
+    layout: Layout,
+    *,
+    max_length: int,
+    precision: str,
+    unsharded: Mapping[str, nn.Parameter] | None = None,
+) -> str:
+    """Returns a hash of losses and gradients of synthetic records, in evaluation mode.
+
+    The model's gradients and mode stay as they are. Of one in shards ``unsharded`` is what bears
+    its parameters' names while it runs.
+    """
+    was_training = model.training
+    model.eval()
+    digest = hashlib.sha256()
+    now = dict(model.named_parameters()) if unsharded is None else unsharded
+    trainable = [now[name] for name, p in model.named_parameters() if p.requires_grad]
+    for longest in sorted({min(SHORT_LENGTH, max_length), max_length}):
+        batch = synthetic_batch(model, ROWS, longest, layout=layout)
+        with autocast(precision, trainable[0].device):
+            losses = per_example_losses(model, batch)
+        gradients = torch.autograd.grad(losses.sum(), trainable, allow_unused=True)
+        for tensor in (losses.detach(), *(each for each in gradients if each is not None)):
+            values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            digest.update(values.numpy().data)
+    model.train(was_training)
+    return digest.hexdigest()
+
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "peft", "numpy")
+"""What else decides what a process computes."""
+
+
+def check_alike(config: TrainConfig | EvaluateConfig | GenerateConfig, ranks: Ranks) -> None:
+    """Refuses processes of other code, or with another configuration."""
+    if ranks.size == 1:
+        return
+    own = {**_versions(), **leaves(plain(config))}
+    everyones = [json.loads(each) for each in ranks.everyones(json.dumps(own).encode())]
+    with ranks.settled():
+        for rank, other in enumerate(everyones):
+            different = [key for key in {**own, **other} if own.get(key) != other.get(key)]
+            if different and ranks.is_first:
+                raise InputError(
+                    f"the processes of a run must have the same configuration and code, got another"
+                    f" {different[0]} on rank {rank} than on rank 0; start all of them with the"
+                    " same words, from the same installation."
+                )
+
+
+def share_settings(
+    config: TrainConfig | None, folder: Path, *, resumes: bool, ranks: Ranks
+) -> tuple[TrainConfig, Path, bool]:
+    """Return rank 0's configuration and folder, and whether its run is resumed.
+
+    On rank 0 only are the arguments read. The other ranks write to no file of the folder but their
+    shards of a checkpoint.
+    """
+    if ranks.size == 1:
+        assert config is not None
+        return config, folder, resumes
+    content = b""
+    if config is not None:
+        content = json.dumps([plain(config), str(folder.absolute()), resumes]).encode()
+    values, path, resumes = json.loads(ranks.broadcast(content))
+    if config is not None:
+        return config, folder, resumes
+    return from_values(values, TrainConfig), Path(path), resumes
+
+
+def share_secrets(own: Secrets | None, ranks: Ranks) -> Secrets:
+    """Returns the first process's keys, which decide whose records are held out or left out."""
+    if ranks.size == 1:
+        assert own is not None
+        return own
+    keys = [] if own is None else [own.unit_key, own.audit_key, own.held_out_key or b""]
+    heard = ranks.broadcast(b"".join(key.ljust(KEY_BYTES) for key in keys[:2]) + b"".join(keys[2:]))
+    unit, audit = heard[:KEY_BYTES], heard[KEY_BYTES : 2 * KEY_BYTES]
+    held_out = heard[2 * KEY_BYTES :] or None
+    return Secrets(unit_key=unit, audit_key=audit, held_out_key=held_out)
+
+
+def share_plan(plan: RunPlan, ranks: Ranks) -> RunPlan:
+    """Return a plan with the noise of rank 0, which may round it otherwise on another machine."""
+    if ranks.size == 1:
+        return plan
+    content = ranks.broadcast(b"" if plan.privacy is None else json_text(plan.privacy).encode())
+    return replace(plan, privacy=parse_text(content.decode(), PrivacyPlan) if content else None)
+
+
+def check_same_inputs(
+    config: TrainConfig,
+    plan: RunPlan,
+    model: nn.Module,
+    training_set: TrainingSet,
+    scored: Mapping[str, Sequence[Record]],
+    rows: RowsOfModel | None,
+    ranks: Ranks,
+) -> None:
+    """Reject processes that would train on other records, in other micro-batches or another model.
+
+    The first one's weights become everybody's. ``rows`` reads the weights that are not loaded yet,
+    of a model that is to be sharded.
+    """
+    if ranks.size == 1:
+        return
+    key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
+    cut = (
+        training_set.micro_batch_size,
+        training_set.micro_batch_tokens,
+        training_set.layout,
+        config.train.precision,
+        training_set.device.type,
+        {part: len(records) for part, records in scored.items()},
+        plan.steps,
+    )
+    state = model_state(model)
+    shapes = {name: [list(t.shape), t.is_meta] for name, t in state.items()}
+    sampled = "" if rows is None else rows.sampled(model, Random(key))
+    hashes = {
+        "data": fingerprint(training_set.examples, training_set.units, key),
+        "train.micro_batch_size, and records to score": _keyed(key, repr(cut)),
+        "model": _keyed(key, json.dumps([sampled, shapes], sort_keys=True)),
+        "processor, device and train.num_threads": repr(processor(training_set.device)),
+    }
+    _refuse_different(hashes, ranks)
+    ranks.copy_first([t for t in state.values() if not t.is_meta])
+
+
+def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
+    """Refuses processes that read other records with a model, or have another one."""
+    if ranks.size == 1:
+        return
+    key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
+    sums = {name: _bit_sum(tensor) for name, tensor in model_state(model).items()}
+    known = {"data": _keyed(key, repr(records)), "model": _keyed(key, json.dumps(sums))}
+    _refuse_different(known, ranks)
+
+
+def _refuse_different(known: Mapping[str, str], ranks: Ranks) -> None:
+    """Refuses processes of which one has other keyed hashes than the first."""
+    everyones = [json.loads(each) for each in ranks.everyones(json.dumps(known).encode())]
+    with ranks.settled():
+        for other in everyones:
+            different = [name for name in other if other[name] != everyones[0][name]]
+            if different and ranks.is_first:
+                raise InputError(
+                    f"the processes of a run must have the same {different[0]}, got others; give"
+                    " every machine the same."
+                )
+
+
+def _bit_sum(tensor: Tensor) -> list[int]:
+    """Returns a tensor's size, and the sum of its bits read as integers: quick, and exact."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = tensor.detach().contiguous().view(integers[tensor.element_size()])
+    return [tensor.numel(), int(bits.sum(dtype=torch.int64))]
+
+
+def check_arithmetic(
+    config: TrainConfig,
+    model: nn.Module,
+    layout: Layout,
+    ranks: Ranks,
+    unsharded: Mapping[str, nn.Parameter] | None = None,
+) -> None:
+    """Reject processes that round otherwise; ``unsharded`` as in ``bits_of_a_gradient``."""
+    with ranks.settled():
+        bits = bits_of_a_gradient(
+            model,
+            layout,
+            max_length=config.task.longest,
+            precision=config.train.precision,
+            unsharded=unsharded,
+        )
+    bits_of_ranks = ranks.everyones(bits.encode())
+    with ranks.settled():
+        if ranks.is_first and len(set(bits_of_ranks)) > 1:
+            raise InputError(
+                "the processes of a run must compute the same bits, and the same synthetic records"
+                " came out otherwise on some; start them on machines of one kind, with the same"
+                " libraries and environment variables."
+            )
+
+
+def _keyed(key: bytes, text: str) -> str:
+    return hmac.new(key, text.encode(), "sha256").hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    """Returns the versions of dpft and of what it computes with, and a hash of its code."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(dpft.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    found = {name: version(name) for name in LIBRARIES}
+    return {"dpft version": dpft.__version__, "dpft code": digest.hexdigest(), **found}

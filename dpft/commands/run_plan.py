@@ -1,0 +1,486 @@
+"""A run's plan from its configuration: sizes, phases, noise, and its curve of epsilon.
+
+Importing it imports no torch.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from dpft.commands.composition import noise_beside, spent_before, tokenizer_of
+from dpft.commands.ledger_account import SpentRun
+from dpft.config.keys import AUTO
+from dpft.config.load import published_num_train_examples
+from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.errors import InputError
+from dpft.kinds import LABELS
+from dpft.methods.base import MethodPhase
+from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
+from dpft.models.source import ModelConfig
+from dpft.parallel.rank_environment import is_other_rank
+from dpft.privacy.accounting.calibration import Calibration, calibrate_noise_multiplier
+from dpft.privacy.accounting.curve import EpsilonCurve, epsilon_curve
+from dpft.privacy.accounting.interpretation import noise_warnings
+from dpft.privacy.mechanisms.base import Numbers
+from dpft.privacy.mechanisms.dp_sgd import DPSGD
+from dpft.privacy.plan import (
+    CHUNK,
+    ClippingPlan,
+    PrivacyPlan,
+    SpentBefore,
+    StepsPlan,
+    default_delta,
+    planned_steps,
+)
+from dpft.privacy.privacy_config import DifferentialPrivacy, HistogramPrivacy, Privacy
+from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
+from dpft.reports.run_record import with_kind
+from dpft.tasks.base import Task
+from dpft.training.optimizers import learning_rate_factor, schedule_factors
+from dpft.training.training_config import LARGEST_DEFAULT_BATCH, TrainingConfig
+
+COUNTED = "counted in the data"
+"""Who says the number of examples, or units, where nobody has published one."""
+Config = TypeVar("Config", bound=TrainConfig)
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicSize:
+    """The public number of training examples and who says so."""
+
+    num_examples: int
+    source: str
+    noun: str = "examples"
+    """What it is a number of, such as "values of customer_id"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What a run will do, fixed before any record is looked at."""
+
+    size: PublicSize
+    steps: int
+    phases: tuple[MethodPhase, ...]
+    privacy: PrivacyPlan | None
+    """None for a non-private run."""
+    unnoised: ClippingPlan | None = None
+    """Of a non-private run that clips; None of any other."""
+
+    @property
+    def clipping(self) -> ClippingPlan | None:
+        """What is drawn and clipped, with noise or without; None where nothing is clipped."""
+        return self.privacy or self.unnoised
+
+
+def steps_plan(config: TrainConfig, plan: RunPlan) -> StepsPlan:
+    """Return what a run is bound to: how it draws, clips and adds noise, or how long it trains."""
+    size = plan.size.num_examples
+    return plan.clipping or StepsPlan(
+        num_examples=size,
+        expected_batch_size=config.train.batch_size(size),
+        steps=plan.steps,
+    )
+
+
+def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSize:
+    """Returns the number of training examples that stands as public, canaries counted with them.
+
+    Who says it comes first is in docs/dev/design.md, the public number of examples.
+
+    Args:
+        config: Its task may have a published number; its privacy the user's number, which leads,
+            or units that no published number counts.
+        count_rows: Counts the rows read, or their units, the last resort; called only then.
+    """
+    size = size_of_data(config.task, config.privacy, count_rows)
+    if config.privacy.unit == CHUNK and config.privacy.num_examples is None:
+        chunks = config.task.most_rows
+        size = replace(
+            size,
+            num_examples=size.num_examples * chunks,
+            source=f"{size.source}, times task.chunks_per_record",
+            noun="chunks",
+        )
+    canaries = config.audit.count(size.num_examples, units=config.privacy.has_units)
+    if not canaries:
+        return size
+    return replace(
+        size,
+        num_examples=size.num_examples + canaries,
+        source=f"{size.source}, with {canaries} canaries added",
+    )
+
+
+def size_of_data(
+    task: Task, privacy: Privacy | HistogramPrivacy, count_rows: Callable[[], int]
+) -> PublicSize:
+    """Returns the public number of a task's records, or units: ``public_size`` without canaries."""
+    noun = f"values of {privacy.unit}" if privacy.has_units else "examples"
+    if privacy.num_examples is not None:
+        given = privacy.num_examples
+        return PublicSize(num_examples=given, source="privacy.num_examples", noun=noun)
+    if privacy.has_units:
+        return PublicSize(num_examples=count_rows(), source=COUNTED, noun=noun)
+    if task.public_num_train_examples is not None:
+        published = task.public_num_train_examples
+        return PublicSize(num_examples=published, source=f"published size of task {task.name}")
+    return PublicSize(num_examples=count_rows(), source=COUNTED)
+
+
+def plan_run(
+    config: TrainConfig,
+    count_rows: Callable[[], int],
+    *,
+    noise_multiplier: float | None = None,
+    calibration: Calibration | None = None,
+    counts: SpentBefore | None = None,
+) -> RunPlan:
+    """Return the plan of a run, its noise calibrated unless a multiplier is given.
+
+    Args:
+        config: The run's.
+        count_rows: As in ``public_size``.
+        noise_multiplier: The one that a search or an interrupted run has chosen already.
+        calibration: That of a search, of which this run is a trial.
+        counts: The histogram of a synthesis, which is part of the run's cost.
+
+    Raises:
+        InputError: The budget cannot be met or the batch is larger than the data.
+    """
+    from dpft.privacy.planning import make_plan
+
+    config = with_noise(config, noise_multiplier)
+    size = public_size(config, count_rows)
+    steps = config.train.planned_steps(size.num_examples, of=size.noun)
+    phases = method_phases(config, steps, size.num_examples)
+    guarantee = config.privacy.guarantee
+    if guarantee is None:
+        return plan_without_noise(config, size, steps, phases)
+    tokenizer = tokenizer_of(config)
+    if guarantee.total_eps is not None:
+        guarantee = _within_total(config, guarantee, tokenizer, size.num_examples, phases)
+    plan = make_plan(
+        guarantee,
+        num_examples=size.num_examples,
+        expected_batch_size=config.train.batch_size(size.num_examples),
+        phases=phases,
+        record=config.task.unit_definition,
+        delta_rule=config.task.default_delta,
+        tokenizer=spent_before(tokenizer),
+        mechanism=config.mechanism,
+        weights=lambda: last_weights_of(config, phases),
+    )
+    if calibration is not None:
+        plan = plan.replace(calibration=calibration, is_trial=True)
+    if counts is not None:
+        plan = plan.replace(counts=counts)
+    return RunPlan(size=size, steps=steps, phases=phases, privacy=plan)
+
+
+def last_weights_of(config: TrainConfig, phases: tuple[MethodPhase, ...]) -> list[float]:
+    """Returns how much of each step's gradient is in the last weights, by schedule and momentum.
+
+    Of Adam, whose steps are divided by what follows from all gradients, it is that of its mean.
+    """
+    steps = sum(phase.steps for phase in phases)
+    rates = schedule_factors(config.scheduler, steps)
+    momentum = config.optimizer.decay_of_mean
+    found, later = [0.0] * steps, 0.0
+    for step in reversed(range(steps)):
+        later = rates[step] + momentum * later
+        found[step] = later
+    return found
+
+
+def noise_beside_independent(config: TrainConfig, plan: RunPlan) -> float | None:
+    """Returns the noise in the last weights over that of independent steps at the same epsilon.
+
+    None where steps are independent, or the noise was given. Both are calibrated by RDP, which is
+    quick and as loose of either.
+    """
+    guarantee, private = config.privacy.guarantee, plan.privacy
+    if guarantee is None or private is None or not private.mechanism.has_streams:
+        return None
+    if guarantee.eps is None:
+        return None
+    rate, steps = private.expected_batch_size / private.num_examples, private.steps
+    found = []
+    for mechanism in (private.mechanism, DPSGD()):
+        noise, _ = calibrate_noise_multiplier(
+            eps=guarantee.eps,
+            delta=private.delta,
+            sample_rate=mechanism.rate(rate),
+            steps=mechanism.compositions((steps,)),
+            accountant="rdp",
+        )
+        found.append(noise * mechanism.last_noise(last_weights_of(config, plan.phases)))
+    return found[0] / found[1]
+
+
+def with_noise(config: TrainConfig, noise_multiplier: float | None) -> TrainConfig:
+    """Returns the configuration with noise known already; None: it is of a run without privacy."""
+    guarantee = config.privacy.guarantee
+    if guarantee is None or noise_multiplier is None:
+        return config
+    known = guarantee.replace(eps=None, total_eps=None, noise_multiplier=noise_multiplier)
+    return config.replace(privacy=known)
+
+
+def plan_without_noise(
+    config: TrainConfig, size: PublicSize, steps: int, phases: tuple[MethodPhase, ...]
+) -> RunPlan:
+    """Returns the plan of a run with ``privacy=none``, ordinary or clipped."""
+    from dpft.privacy.planning import make_clipping_plan
+
+    clips, clipping = config.privacy.clips, None
+    if clips is not None:
+        clipping = make_clipping_plan(
+            clips,
+            num_examples=size.num_examples,
+            expected_batch_size=config.train.batch_size(size.num_examples),
+            phases=phases,
+        )
+    return RunPlan(size=size, steps=steps, phases=phases, privacy=None, unnoised=clipping)
+
+
+def _within_total(
+    config: TrainConfig,
+    guarantee: DifferentialPrivacy,
+    tokenizer: SpentRun | None,
+    num_examples: int,
+    phases: tuple[MethodPhase, ...],
+) -> DifferentialPrivacy:
+    """Returns the guarantee with the noise that what its tokenizer spent leaves for the training.
+
+    Raises:
+        InputError: That leaves too little, or there is no tokenizer with a ledger.
+    """
+    assert guarantee.total_eps is not None
+    if tokenizer is None:
+        raise InputError(
+            "privacy.total_eps is of a training and its tokenizer, got no model.tokenizer with a"
+            " ledger; give the folder of a dpft tokenizer run, or privacy.eps."
+        )
+    delta = guarantee.delta
+    if delta is None:
+        delta = default_delta(num_examples, config.task.default_delta)
+    batch, steps = config.train.batch_size(num_examples), sum(phase.steps for phase in phases)
+    numbers = Numbers(
+        num_examples=num_examples,
+        expected_batch_size=batch,
+        steps=steps,
+        delta=delta,
+        weights=lambda: last_weights_of(config, phases),
+    )
+    mechanism = config.mechanism.choose(numbers)
+    noise = noise_beside(
+        tokenizer,
+        total_eps=guarantee.total_eps,
+        delta=delta,
+        sample_rate=mechanism.rate(batch / num_examples),
+        steps=mechanism.compositions((steps,)),
+    )
+    return guarantee.replace(total_eps=None, noise_multiplier=noise)
+
+
+def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[MethodPhase, ...]:
+    """Returns the stretches that the method makes of a run of ``steps`` steps.
+
+    Raises:
+        InputError: Their learning rates do not go with ``train.learning_rate``, or one has a
+            clipping norm and nothing is clipped.
+    """
+
+    def steps_of_epochs(epochs: float) -> int:
+        return planned_steps(
+            epochs=epochs,
+            num_examples=num_examples,
+            expected_batch_size=config.train.batch_size(num_examples),
+        )
+
+    phases = config.method.phases(steps, steps_of_epochs)
+    learning_rate_factor(phases, config.train.peak_learning_rate)
+    norms = [phase for phase in phases if phase.max_grad_norm is not None]
+    if norms and config.privacy.clips is None:
+        raise InputError(
+            f"privacy=none clips no gradient, got {norms[0].max_grad_norm:g} as the clipping norm"
+            f" of the method's phase {norms[0].method}; drop one of the two, or clip without noise"
+            " by privacy.max_grad_norm=NORM too."
+        )
+    return phases
+
+
+def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
+    """Returns the configuration with batch size, epochs and learning rate: its own, or chosen ones.
+
+    Without a batch size it takes that of another task's sample rate, if it asks so, since the
+    sample rate, not the batch size, carries over between data sets (Li et al. 2022, Appendix L);
+    else one by the public number of examples. What is chosen is logged.
+
+    Raises:
+        InputError: There is no such task, or its batch size is larger than its data.
+    """
+    given, source = config.train, config.train.transfer_sample_rate_from
+    is_open = given.epochs is None or given.learning_rate is None
+    if source is None and given.expected_batch_size is not None:
+        if not is_open:
+            return config
+        train = given.for_own_data(0, method=config.method.name, own=False)
+        _announce(config, train, "")
+        return config.replace(train=train)
+    size = public_size(config, count_rows)
+    train = given
+    if source is not None:
+        published = published_num_train_examples(source)
+        theirs = given.batch_size(published, of=f"examples of {source}")
+        batch = max(1, round(theirs / published * size.num_examples))
+        logger.info("train.expected_batch_size=%d: the sample rate of %s", batch, source)
+        train = given.replace(expected_batch_size=batch, transfer_sample_rate_from=None)
+    train = with_own_defaults(config.replace(train=train), size).train
+    batch = train.batch_size(size.num_examples)
+    train = train.replace(expected_batch_size=batch)
+    if is_open or (source is None and batch < LARGEST_DEFAULT_BATCH):
+        _announce(config, train, f"{size.num_examples} {size.noun} and ")
+    return config.replace(train=train)
+
+
+def _announce(config: TrainConfig, train: TrainingConfig, number: str) -> None:
+    """Logs the keys that were chosen, none of which was given."""
+    given = config.train
+    names: list[str] = []
+    if given.expected_batch_size is None and given.transfer_sample_rate_from is None:
+        names.append("expected_batch_size")
+    if given.epochs is None and given.steps is None:
+        names.append("epochs")
+    if given.learning_rate is None:
+        names.append("learning_rate")
+    if names:
+        chosen = ", ".join(f"train.{name}={getattr(train, name):g}" for name in names)
+        method = f"{number}method={config.method.name}"
+        logger.info("%s: chosen for %s, since none is given", chosen, method)
+
+
+def with_own_defaults(config: Config, size: PublicSize) -> Config:
+    """Returns the configuration with the batch, epochs and learning rate that null stands for."""
+    train = config.train.for_own_data(
+        size.num_examples, method=config.method.name, own=config.task.own_defaults
+    )
+    return config.replace(train=train)
+
+
+def warn_of_guarantee(config: TrainConfig, plan: RunPlan) -> None:
+    """Warn on stderr, before training, of what makes the guarantee weak or void."""
+    if plan.privacy is None:
+        logger.warning("%s", config.privacy.alarm)
+        return
+    warn_of_delta(plan.privacy)
+    if config.privacy.noise_seed is not None:
+        logger.warning(NOT_PRIVATE_SEED)
+
+
+def warn_of_delta(plan: PrivacyPlan) -> None:
+    """Warns on stderr of a delta so large that it promises little."""
+    for warning in delta_warnings(plan.delta, plan.num_examples, source=plan.delta_source):
+        logger.warning(warning)
+
+
+def warn_of_noise(plan: PrivacyPlan, trainable_parameters: int) -> None:
+    """Warns on stderr where the noise drowns whatever the records could teach."""
+    for warning in noise_warnings(
+        plan.as_independent(),
+        expected_batch_size=plan.expected_batch_size,
+        trainable_parameters=trainable_parameters,
+    ):
+        logger.warning(warning)
+
+
+def announce(command: TrainCommand) -> None:
+    """Logs what is about to be trained, from the configuration alone; on the first process."""
+    if is_other_rank():
+        return
+    if command.resume not in (None, AUTO):
+        logger.info("going on with %s: %s", command.resume, what_is_trained(command))
+    else:
+        logger.info("training %s", what_is_trained(command))
+        say_default_method(command)
+
+
+def announce_steps(config: TrainConfig, plan: RunPlan, *, taken: int) -> None:
+    """Log how many steps this session will take, and whose bound epsilon is."""
+    accountant = ""
+    if plan.privacy is not None:
+        accountant = f"; epsilon is the upper bound by {leading_accountant(config, plan.privacy)}"
+    logger.info("training: %d steps%s", plan.steps - taken, accountant)
+
+
+def say_default_method(config: TrainConfig) -> None:
+    """Logs why the head alone trains, where that is the default, and the key that changes it."""
+    is_of_labels = config.task.own_defaults and config.task.answers == LABELS
+    if is_of_labels and config.method.name == "linear_probe":
+        logger.info(DEFAULT_FOR_LABELS)
+
+
+def what_is_trained(command: TrainCommand) -> str:
+    """Returns task, model, method and promise of a run, in words that follow "training".
+
+    That is "model=gpt2 on task=e2e by method=full, under eps=3 for each example", say; a model in
+    a folder is called by the folder's last name and its config.json's type: "model.path=…/NAME
+    (bert)".
+    """
+    start = "" if command.model.init == "pretrained" else " from random weights"
+    return (
+        f"{_model(command.model)}{start} on task={command.task.name}"
+        f" by method={command.method.name}, {_promise(command.privacy)}"
+    )
+
+
+def _model(model: ModelConfig) -> str:
+    if model.path is None or model.folder is None:
+        return f"model={model.name}"
+    path = Path(model.path)
+    name = path.name if len(path.parts) == 1 else f"…/{path.name}"
+    return with_kind(f"model.path={name}", model.folder)
+
+
+def _promise(privacy: Privacy) -> str:
+    guarantee = privacy.guarantee
+    if guarantee is None:
+        clips = privacy.clips
+        if clips is None:
+            return "without privacy"
+        return f"without privacy: each example clipped at {clips.clipping_norm:g}, no noise"
+    unit = f"each value of {guarantee.unit}" if guarantee.has_units else "each example"
+    if guarantee.total_eps is not None:
+        return f"under eps={guarantee.total_eps:g} with its tokenizer for {unit}"
+    if guarantee.eps is None:
+        return f"with noise_multiplier={guarantee.noise_multiplier:g} for {unit}"
+    delta = "" if guarantee.delta is None else f", delta={guarantee.delta:g}"
+    return f"under eps={guarantee.eps:g}{delta} for {unit}"
+
+
+def curve_of_run(config: TrainConfig, plan: RunPlan) -> EpsilonCurve | None:
+    """Return the curve of epsilon over the steps of a private run.
+
+    A run without privacy has none, nor has a synthesis, whose histogram comes first.
+    """
+    private = plan.privacy
+    if private is None or private.counts is not None:
+        return None
+    leader = leading_accountant(config, private)
+    curve = epsilon_curve(private.event(), leader)
+    others = ", ".join(sorted(set(curve.accountants) - {leader}))
+    if others:
+        logger.warning("the curve of epsilon over the steps has bounds by %s", others)
+    steps = (min(private.steps, private.mechanism.steps_within(count)) for count in curve.steps)
+    return curve.replace(steps=tuple(steps))
+
+
+def leading_accountant(config: TrainConfig, plan: PrivacyPlan) -> str:
+    """Returns whose bound a run reports: that of its calibration, else the configured one."""
+    if plan.calibration is not None:
+        return plan.calibration.accountant
+    assert config.privacy.guarantee is not None
+    return config.privacy.guarantee.accountant

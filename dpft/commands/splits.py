@@ -1,0 +1,276 @@
+"""The training records as they are read, and which of them a run trains on and which it scores.
+
+Canaries that join the records are written into the run's private folder, where ``dpft audit`` finds
+them.
+
+A published task has splits of its own. Your own single file has not: ``eval.held_out`` takes some
+of it, by a secret key that stays in the run's private/, so that ``dpft eval run=`` scores the same.
+"""
+
+import hmac
+import logging
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dpft.commands.ledger_account import saved_run
+from dpft.config.schema import EvaluateConfig, TrainConfig
+from dpft.data.canaries import Canary
+from dpft.data.rows import Check, accept_all
+from dpft.data.sources import has_split, has_training_split_alone, load_examples, read_examples
+from dpft.data.training_records import PackedRecords, new_key, records_fingerprint, split_held_out
+from dpft.errors import InputError
+from dpft.run_folder import CANARIES, HELD_OUT_KEY
+from dpft.strict_model import Versioned, joined, json_text, read_model
+from dpft.tasks.base import Example, LabeledExample, LabeledImage, Record, Task
+
+
+class KeptCanary(Canary):
+    """A canary with its texts."""
+
+    texts: tuple[str, ...]
+    """What a reader can search for."""
+
+
+class KeptCanaries(Versioned):
+    """All canaries of a run."""
+
+    canaries: tuple[KeptCanary, ...]
+    """Included ones and others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """Every record that was read, before any of them is left out."""
+
+    examples: Sequence[Record]
+    units: Sequence[str] | None
+    """The privacy unit of each; None: each is one of its own."""
+    faulty: Sequence[str] = ()
+    """The unit of each faulty row, which is no record but counts in sizes and rates; private."""
+    blank: int = 0
+    """Records whose texts are empty and whose label is learned; private."""
+    cut: int = 0
+    """Records of which a text was cut before it was tokenized; private."""
+
+    def only(self, places: Sequence[int]) -> "TrainingData":
+        """Returns the records at some places alone."""
+        units = None if self.units is None else [self.units[at] for at in places]
+        if isinstance(self.examples, PackedRecords):
+            return replace(self, examples=self.examples.only(places), units=units)
+        return replace(self, examples=[self.examples[at] for at in places], units=units)
+
+    @property
+    def num_units(self) -> int:
+        """How many units were read."""
+        if self.units is None:
+            return len(self.examples) + len(self.faulty)
+        return len({*self.units, *self.faulty})
+
+
+def read_early(config: TrainConfig) -> TrainingData | None:
+    """Return the training records of a new run, before torch is imported.
+
+    So an invalid row is reported a second after the command, and not after the libraries are
+    loaded. Each of several processes reads for itself, later, and rows of a source that is not
+    local are not read early.
+    """
+    if config.parallel.name != "none" or config.task.effective_source != "local":
+        return None
+    return load_training_data(config)
+
+
+def load_training_data(config: TrainConfig, check: Check = accept_all) -> TrainingData:
+    """Returns the training records, and whose they are where ``privacy.unit`` is a column.
+
+    ``check`` is ``Encoding.check`` of the model; without it, rows that the model cannot read count
+    as records.
+    """
+    privacy = config.privacy
+    units: list[str] = []
+    faulty: list[str] = []
+    blank = cut = 0
+    column = privacy.unit if privacy.has_units else None
+
+    def records() -> Iterator[Record]:
+        nonlocal blank, cut
+        known: dict[str, str] = {}  # Equal units are one text.
+        for record, unit, is_cut in read_examples(config.task, "train", column, check):
+            if record is None:
+                faulty.append(unit)
+                continue
+            if column is not None:
+                units.append(known.setdefault(unit, unit))
+            if isinstance(record, LabeledExample) and not any(map(str.strip, record.texts)):
+                blank += 1
+            cut += is_cut
+            yield record
+
+    examples = PackedRecords(records())
+    return TrainingData(
+        examples=examples,
+        units=None if column is None else units,
+        faulty=faulty,
+        blank=blank,
+        cut=cut,
+    )
+
+
+def canaries_text(canaries: Sequence[Canary], task: Task) -> str:
+    """Returns the file of a run's canaries, with the texts that a reader can search for."""
+    kept = tuple(
+        joined(KeptCanary, canary, texts=_texts(canary.record(task))) for canary in canaries
+    )
+    return json_text(KeptCanaries(canaries=kept)) + "\n"
+
+
+def read_canaries(folder: Path) -> list[Canary]:
+    """Returns a run's canaries; none where it was trained without."""
+    path = folder / CANARIES
+    if not path.exists():
+        return []
+    kept = read_model(path, KeptCanaries).canaries
+    return [Canary(**each.model_dump(exclude={"texts"})) for each in kept]
+
+
+def _texts(record: Record) -> tuple[str, ...]:
+    if isinstance(record, Example):
+        return record.prompt, record.target
+    assert not isinstance(record, LabeledImage)  # canaries are words
+    return tuple(record.texts)
+
+
+HELD_OUT = "held_out"
+"""What the records are called in metrics.json, where other runs have the split's name."""
+
+NOT_EVALUATED = (
+    "the data are a training split alone, which was trained on as a whole; hold some of it out"
+    " with eval.held_out=0.1, or give other splits beside it"
+)
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """The records of a run; private."""
+
+    kept: Sequence[int]
+    """Places of those to train on."""
+    scored: dict[str, list[Record]]
+    """Those to score, by part of the split; none where nothing is scored."""
+    key: bytes | None = None
+    """Secret, where records were held out."""
+    fingerprint: str = ""
+    """By that key, of all the records."""
+
+    @property
+    def key_text(self) -> str | None:
+        """The file by which held-out records are known again; None where none were held out."""
+        return None if self.key is None else f"{self.key.hex()}\n{self.fingerprint}\n"
+
+
+def divide(
+    config: TrainConfig,
+    data: TrainingData,
+    key: bytes | None = None,
+    check: Check = accept_all,
+) -> Division:
+    """Returns the training records without those held out, and those to score.
+
+    The data are every record of the training split, in its order; the key is of a run that goes on,
+    None: a fresh one is drawn. ``check`` is as in ``load_training_data``.
+
+    Raises:
+        InputError: Records are to be held out and there are others to score, or one side is empty;
+            or the evaluation split cannot be read.
+    """
+    if config.eval.held_out is None:
+        scored = {}
+        if is_unscored(config):
+            logger.warning("not evaluated: %s", NOT_EVALUATED)
+        elif config.eval.enabled:
+            parts = config.task.parts(config.eval.split)
+            scored = {part: load_examples(config.task, part, check) for part in parts}
+        return Division(kept=range(len(data.examples)), scored=scored)
+    if has_split(config.task, config.eval.split):
+        raise InputError(
+            f"the data hold a {config.eval.split} split to score, so nothing can be held out; drop"
+            " eval.held_out, or give the training split alone."
+        )
+    key = key or new_key()
+    kept, held = _sides(data, config.eval.held_out, key)
+    scored = {HELD_OUT: list(data.only(held).examples)} if config.eval.enabled else {}
+    return Division(kept=kept, scored=scored, key=key, fingerprint=known_by(data, key))
+
+
+def records_to_score(config: EvaluateConfig, check: Check = accept_all) -> dict[str, list[Record]]:
+    """Returns the records to score, by part of the split; ``check`` as in ``load_training_data``.
+
+    Raises:
+        InputError: They cannot be read, or were held out otherwise, or by a key that is not there,
+            or are no longer the same.
+    """
+    if config.eval.held_out is None:
+        parts = config.task.parts(config.eval.split)
+        return {part: load_examples(config.task, part, check) for part in parts}
+    if config.run is None:
+        raise InputError(
+            "eval.held_out needs run=RUN, the run that held the records out; other records are"
+            " scored from a folder, task.data_dir=DIR."
+        )
+    trained = saved_run(config.run)
+    if trained.eval.held_out != config.eval.held_out:
+        raise InputError(
+            f"eval.held_out must stay as the run had it, {trained.eval.held_out}, got"
+            f" {config.eval.held_out}: other records were trained on; drop it."
+        )
+    data = load_training_data(trained.replace(task=config.task), check)
+    key, before = held_out_key(Path(config.run))
+    if not hmac.compare_digest(known_by(data, key), before):
+        raise InputError(
+            "eval.held_out needs the records that the run was given, in the same order and by the"
+            " same templates, got others, among which some that were trained on might be scored;"
+            " give the same again, or score other records from a folder with eval.held_out=null."
+        )
+    _, held = _sides(data, config.eval.held_out, key)
+    return {HELD_OUT: list(data.only(held).examples)}
+
+
+def is_unscored(config: TrainConfig) -> bool:
+    """Returns whether a run has training records alone, and nobody asked to score others."""
+    asked = config.eval.split != config.task.eval_split or config.eval.held_out is not None
+    return config.eval.enabled and not asked and has_training_split_alone(config.task)
+
+
+def _sides(data: TrainingData, fraction: float, key: bytes) -> tuple[Sequence[int], Sequence[int]]:
+    kept, held = split_held_out(_units(data), fraction, key)
+    if not kept or not held:
+        side, way = ("trained on", "lower") if not kept else ("scored", "raise")
+        raise InputError(
+            f"eval.held_out={fraction} left no record to be {side}; {way} it, or give more records."
+        )
+    return array("q", kept), held
+
+
+def _units(data: TrainingData) -> Iterable[str]:
+    """Returns the unit of each record; one that is its own is known by its place."""
+    return map(str, range(len(data.examples))) if data.units is None else data.units
+
+
+def known_by(data: TrainingData, key: bytes) -> str:
+    """Returns what tells these records and their units from any others; as secret as the key."""
+    return records_fingerprint(data.examples, _units(data), key)
+
+
+def held_out_key(run: Path) -> tuple[bytes, str]:
+    """Returns the key by which a run held records out, and its fingerprint of all of them."""
+    path = run / HELD_OUT_KEY
+    try:
+        key, before = path.read_text(encoding="ascii").split("\n")[:2]
+        return bytes.fromhex(key), before
+    except (OSError, ValueError):
+        raise InputError(
+            f"{path} must hold the key by which records were held out, and cannot be read; without"
+            " it they cannot be told from those trained on."
+        ) from None

@@ -1,0 +1,320 @@
+"""Hydra: the overrides of a command, what they compose to, and its errors.
+
+The command line proper starts from ``hydra.main``, which runs sweeps too; what it hands on is the
+same ``Composed`` that ``compose`` gives to a call from Python, so that words mean one thing
+wherever they are written.
+
+An error message names the key or group, the value, what is allowed, and the nearest known name.
+Hydra stops at the first argument that it cannot compose, so each command reports one such error.
+"""
+
+import itertools
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import hydra
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    OmegaConfBaseException,
+    ValidationError,
+)
+from yaml import YAMLError
+
+from dpft.config.keys import (
+    in_shell,
+    join_key,
+    key_of,
+    known_keys,
+    nearest,
+    quoted,
+    unknown_key,
+)
+from dpft.config.load import config_directory
+from dpft.config.removed import removed_key
+from dpft.errors import InputError
+from dpft.run_folder import CONFIGURATION, HYDRA, OVERRIDES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """What a job was started with, as ``key=value``."""
+
+    job: tuple[str, ...]
+    """Overrides of the job; in a sweep, its parameters among them, whoever set those."""
+    typed: tuple[str, ...]
+    """Words of the command line itself."""
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that the job's overrides set."""
+        return list(given_overrides(self.job))
+
+
+def given_overrides(overrides: Sequence[str]) -> dict[str, str]:
+    """Returns the keys that the overrides set, and the values as they were written."""
+    return {key_of(override): override.partition("=")[2] for override in overrides}
+
+
+def given_text(overrides: Sequence[str], key: str) -> str | None:
+    """Returns the text that the overrides set a key to, without its quotes; None: none, or null.
+
+    A word that Hydra cannot read is left to it to refuse.
+    """
+    written = given_overrides(overrides).get(key)
+    if not written or written == "null":
+        return None
+    try:
+        override = _parser().parse_override(f"{key}={written}")
+    except HydraException:
+        return written
+    return written if override.is_sweep_override() else str(override.value())
+
+
+def check_groups(overrides: Sequence[str]) -> None:
+    """Reject arguments that set a group of keys to a value other than the name of an option.
+
+    Raises:
+        InputError: Such as train=null, train=3 or train=[a]; Hydra raises a bare ValueError.
+    """
+    faults = []
+    for word in overrides:
+        try:
+            override = _parser().parse_override(word)
+        except HydraException:  # Hydra names the argument later
+            continue
+        group = override.key_or_group
+        folder = config_directory() / group
+        if override.is_delete() or not (folder.is_dir() or "/" in group):
+            continue
+        value = override.value()
+        values = value.list if isinstance(value, ChoiceSweep) else [value]
+        if not all(isinstance(value, str | QuotedString | Glob | dict) for value in values):
+            options = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+            faults.append(
+                f"{word} must name an option of the group {group}; leave it out, or choose"
+                f" {'one of ' * bool(options)}{options or 'an option'}."
+            )
+    if faults:
+        raise InputError(*faults)
+
+
+@cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()
+
+
+_SUBMITIT = "hydra-submitit-launcher==1.2.0"
+LAUNCHERS = {
+    "joblib": "hydra-joblib-launcher==1.2.0",
+    "submitit_local": _SUBMITIT,
+    "submitit_slurm": _SUBMITIT,
+}
+"""Launchers that dpft is tested with, and what brings them."""
+
+
+def as_input_error(error: Exception, known: Iterable[str], words: Sequence[str] = ()) -> InputError:
+    """Return an error of Hydra as an input error whose message says how to fix it.
+
+    Args:
+        error: The error.
+        known: Dotted keys to suggest for an unknown one.
+        words: The arguments of the command.
+    """
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    if isinstance(error, MissingConfigException):
+        return InputError(_unknown_option(error))
+    if isinstance(error, OverrideParseException):
+        return InputError(
+            f"cannot read the argument {error.override!r}, because only ASCII letters, digits and"
+            r" $%*+-./:?@\_| may stand in a value without quotes; quote it for the shell and for"
+            f" Hydra: {_quoted_override(str(error.override))}"
+        )
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
+        if isinstance(cause.parent_node, DictConfig) and not cause.parent_node:
+            mapping = cause.full_key.rpartition(".")[0]
+            return InputError(
+                f"{mapping} has no entry to change, got {cause.full_key}; add entries as"
+                f" '+{mapping}={{NAME: VALUE}}'."
+            )
+        value_by_key = {key_of(word): word.partition("=")[2] for word in words}
+        keys = set(known)
+        if isinstance(cause.parent_node, DictConfig):
+            # The keys of the configuration that the error arose in, with its chosen groups.
+            keys.update(dotted_keys(cause.parent_node._get_root()))
+        return InputError(unknown_key(cause.full_key, keys, value=value_by_key.get(cause.full_key)))
+    if isinstance(cause, ValidationError) and cause.full_key:
+        return InputError(f"{cause.full_key}: {_first_line(cause)}")
+    messages = [" ".join(str(part).split()) for part in (error, cause) if part is not None]
+    reasons = "; ".join(dict.fromkeys(part for part in messages if part))
+    return InputError(f"the configuration cannot be composed: {reasons}")
+
+
+def _quoted_override(override: str) -> str:
+    """Return an unreadable argument quoted for a shell and for Hydra, or else an example.
+
+    The entries of a list are quoted one by one.
+    """
+    key, _, value = override.partition("=")
+    if value[:1] in ("'", '"'):
+        value = value.strip("'\"")
+    word, mark = in_shell(key, value), '"'
+    if value[:1] == "[" and value[-1:] == "]":
+        entries = (entry.strip().strip("'\"") for entry in value[1:-1].split(","))
+        word = shlex.quote(f"{key}=[{','.join(quoted(entry, mark) for entry in entries)}]")
+    try:
+        _parser().parse_override(shlex.split(word)[0])
+    except (HydraException, ValueError):
+        return "'key=\"VALUE\"'"
+    return word
+
+
+@contextmanager
+def full_errors() -> Iterator[None]:
+    """Make Hydra raise its errors instead of printing them and leaving the process."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["HYDRA_FULL_ERROR"]
+        if before is not None:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+def _unknown_option(error: MissingConfigException) -> str:
+    """Returns the sentence for ``GROUP=OPTION`` with no such option."""
+    group, slash, option = (error.missing_cfg_file or "").rpartition("/")
+    if not slash or not error.options:
+        return f"the configuration cannot be composed: {_first_line(error)}"
+    if group == "hydra/launcher" and option in LAUNCHERS:
+        return f"{group}={option} needs a plugin of Hydra; pip install {LAUNCHERS[option]}."
+    removed = removed_key(f"{group}={option}")
+    if removed:
+        return removed
+    near = nearest(option, error.options)
+    options = f"choose one of {', '.join(sorted(error.options))}."
+    hint = f"did you mean {group}={near}?" if near else options
+    return f"{group}={option}: there is no such {group}; {hint}"
+
+
+def dotted_keys(node: Any, parent: str = "") -> list[str]:
+    """Returns the keys of a configuration node, inner ones included; values are not resolved."""
+    keys = []
+    for name in node:
+        key, inner = join_key(parent, name), node._get_node(name)
+        keys.append(key)
+        if isinstance(inner, DictConfig) and not (inner._is_none() or inner._is_missing()):
+            keys += dotted_keys(inner, key)
+    return keys
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".") + "."
+
+
+_COMPOSING = RLock()
+"""Hydra has one state a process, which two threads must not change at once."""
+
+
+@contextmanager
+def hydra_of_our_own() -> Iterator[None]:
+    """Sets Hydra up for dpft's configurations inside the block; a caller's own setup comes back."""
+    with _COMPOSING:
+        state = GlobalHydra.instance()
+        before = state.hydra
+        state.clear()
+        try:
+            with initialize_config_dir(str(config_directory()), version_base="1.3"):
+                yield
+        finally:
+            GlobalHydra.set_instance(state)
+            state.hydra = before
+
+
+def unused_folder(path: str) -> str:
+    """Returns ``path``, or ``path-2``, ``path-3``, … : the first that does not exist yet.
+
+    The time in a folder's name has a resolution of one second; runs may start closer together.
+    """
+    candidates = itertools.chain([path], (f"{path}-{number}" for number in itertools.count(2)))
+    return next(candidate for candidate in candidates if not Path(candidate).exists())
+
+
+def register_resolver() -> None:
+    """Make ``${unused_folder:PATH}`` known to OmegaConf; one configuration gets one answer."""
+    OmegaConf.register_new_resolver("unused_folder", unused_folder, use_cache=True, replace=True)
+
+
+NOT_COMPOSED = (HydraException, OmegaConfBaseException, YAMLError)
+"""What the composition of a configuration may raise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composed:
+    """What the words of one job compose to."""
+
+    values: DictConfig
+    """The configuration, without Hydra's own node."""
+    hydra: DictConfig
+    """Hydra's own node."""
+    words: Words
+
+    def write_record(self, folder: Path) -> None:
+        """Write ``.hydra/{config,hydra,overrides}.yaml`` into a run's folder, as Hydra does."""
+        record = folder / HYDRA
+        record.mkdir(exist_ok=True)
+        OmegaConf.save(self.values, record / CONFIGURATION)
+        public = OmegaConf.create({"hydra": OmegaConf.to_container(self.hydra, resolve=False)})
+        for name in ("cwd", "output_dir", "config_sources"):
+            # absolute paths: they name the user and the machine
+            public.hydra.runtime.pop(name, None)
+        OmegaConf.save(public, record / "hydra.yaml")
+        OmegaConf.save(OmegaConf.create(list(self.words.job)), folder / OVERRIDES)
+
+    @property
+    def folder(self) -> Path:
+        """The folder that ``hydra.run.dir`` gives the job, unless it stands elsewhere."""
+        return Path(str(self.hydra.run.dir))
+
+
+def compose(name: str, overrides: Sequence[str], root: type) -> Composed:
+    """Return what the words of a command compose to.
+
+    Args:
+        name: The command's, whose primary configuration is ``conf/<name>.yaml``.
+        overrides: ``key=value`` and ``group=option``, as on the command line.
+        root: The class of the configuration, whose keys an error message may suggest.
+
+    Raises:
+        InputError: The first argument that Hydra cannot compose.
+    """
+    register_resolver()
+    check_groups(overrides)
+    try:
+        with hydra_of_our_own():
+            composed = hydra.compose(name, overrides=list(overrides), return_hydra_config=True)
+    except NOT_COMPOSED as error:
+        raise as_input_error(error, known_keys(root), overrides) from error
+    hydra_node = composed.hydra
+    values = composed.copy()
+    with open_dict(values):
+        del values["hydra"]
+    return Composed(
+        values=values,
+        hydra=hydra_node,
+        words=Words(job=tuple(hydra_node.overrides.task), typed=tuple(overrides)),
+    )

@@ -1,0 +1,136 @@
+import json
+import stat
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from dpft.commands import evaluate as evaluation_of_runs
+from dpft.commands.evaluate import evaluate, write_evaluations
+from dpft.evaluation.evaluate import Evaluation
+from dpft.evaluation.predictions import Prediction
+from tests.config.test_conf import loaded
+
+
+def evaluation(stage: str, text: str, split: str = "test") -> Evaluation:
+    return Evaluation(
+        task="e2e",
+        split=split,
+        examples=1,
+        stage=stage,
+        metrics={"bleu": 1.0},
+        not_computed={},
+        predictions=(Prediction(input="name[A]", prediction=text, references=("A.",)),),
+    )
+
+
+def test_public_predictions_are_those_of_the_last_evaluation(tmp_path: Path) -> None:
+    write_evaluations(tmp_path, [evaluation("before", "x"), evaluation("after", "y")], public=True)
+    assert json.loads((tmp_path / "predictions.jsonl").read_text())["prediction"] == "y"
+    entries = json.loads((tmp_path / "metrics.json").read_text())["evaluations"]
+    assert [(entry["stage"], entry["split_is_public"]) for entry in entries] == [
+        ("before", True),
+        ("after", True),
+    ]
+
+
+def test_private_predictions_are_the_owners_alone(tmp_path: Path) -> None:
+    write_evaluations(tmp_path, [evaluation("after", "y")], public=False)
+    assert not (tmp_path / "predictions.jsonl").exists()
+    private = tmp_path / "private"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert stat.S_IMODE((private / "predictions.jsonl").stat().st_mode) == 0o600
+    assert "y" not in (tmp_path / "metrics.json").read_text().split()
+
+
+def test_trust_rule_8_texts_stand_in_public_metrics_for_a_public_split_alone(
+    tmp_path: Path,
+) -> None:
+    shown = {"input": "name[A]", "prediction": "y", "reference": "A."}
+    for public, samples in ((True, [shown]), (False, None)):
+        write_evaluations(tmp_path, [evaluation("after", "y")], public=public)
+        (entry,) = json.loads((tmp_path / "metrics.json").read_text())["evaluations"]
+        assert entry.get("samples") == samples
+    assert evaluation("after", "y").record(public=False).samples is None
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_trust_rule_8_progress_counts_the_records_of_a_public_split_alone(
+    monkeypatch: pytest.MonkeyPatch, public: bool
+) -> None:
+    asked = []
+    monkeypatch.setattr(evaluation_of_runs, "evaluate_parts", lambda *_, **given: [])
+    monkeypatch.setattr(
+        evaluation_of_runs,
+        "batch_progress",
+        lambda doing, *, counts, shown: asked.append((doing, counts)) or nullcontext(print),
+    )
+    config = loaded("train", ["experiment=demo", f"eval.split_is_public={str(public).lower()}"])
+    assert config.eval.publish_private_scores is False
+    assert evaluate(config, None, None, {}) == []
+    assert asked == [("evaluating", public)]
+
+
+PRIVATE = ("private/metrics.json", "private/report.md")
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_samples_lie_beside_the_predictions(tmp_path: Path) -> None:
+    write_evaluations(tmp_path, [evaluation("after", "y")], public=True)
+    assert files(tmp_path) == {"metrics.json", "predictions.jsonl", "samples.md"}
+    samples = (tmp_path / "samples.md").read_text()
+    assert samples.startswith("# Samples of e2e, split test\n")
+    assert "not covered by epsilon" not in samples
+
+
+def test_private_samples_are_the_owners_alone(tmp_path: Path) -> None:
+    write_evaluations(tmp_path, [evaluation("after", "y")], public=False)
+    samples = tmp_path / "private" / "samples.md"
+    assert stat.S_IMODE(samples.stat().st_mode) == 0o600
+    assert "private held-out records, not covered by epsilon" in samples.read_text()
+    assert not (tmp_path / "samples.md").exists()
+
+
+def test_each_part_of_a_split_has_samples_of_its_own(tmp_path: Path) -> None:
+    parts = [evaluation("after", "y", split=split) for split in ("matched", "mismatched")]
+    write_evaluations(tmp_path, parts, public=True)
+    expected = {f"samples_{part}.md" for part in ("matched", "mismatched")}
+    assert expected <= files(tmp_path)
+    assert "samples.md" not in files(tmp_path)
+
+
+def test_of_records_that_were_trained_on_there_are_no_samples(tmp_path: Path) -> None:
+    write_evaluations(tmp_path, [evaluation("after", "y")], public=False, training=True)
+    assert files(tmp_path) == {"metrics.json", *PRIVATE, "private/predictions.jsonl"}
+
+
+def test_a_split_that_is_public_no_more_leaves_no_public_texts(tmp_path: Path) -> None:
+    write_evaluations(tmp_path, [evaluation("after", "y")], public=True)
+    write_evaluations(tmp_path, [evaluation("after", "y")], public=False)
+    assert files(tmp_path) == {
+        "metrics.json", *PRIVATE, "private/predictions.jsonl", "private/samples.md",
+    }  # fmt: skip
+
+
+def test_a_private_split_leaves_the_public_texts_of_another_one(tmp_path: Path) -> None:
+    write_evaluations(tmp_path, [evaluation("after", "y")], public=True)
+    write_evaluations(tmp_path, [evaluation("after", "y", "validation")], public=False)
+    assert {"predictions.jsonl", "samples.md"} <= files(tmp_path)
+
+
+def test_a_split_scored_in_parts_is_public_no_more_when_scored_alone_or_the_other_way(
+    tmp_path: Path,
+) -> None:
+    both = [evaluation("after", "y", split=split) for split in ("test", "extra")]
+    write_evaluations(tmp_path, both, public=True)
+    write_evaluations(tmp_path, both[1:], public=False)
+    assert files(tmp_path) == {
+        "metrics.json", "predictions_test.jsonl", "samples_test.md",
+        *PRIVATE, "private/predictions.jsonl", "private/samples.md",
+    }  # fmt: skip
+    write_evaluations(tmp_path, both[:1], public=True)
+    write_evaluations(tmp_path, both, public=False)
+    assert not {path for path in files(tmp_path) if path.startswith(("predictions", "samples"))}

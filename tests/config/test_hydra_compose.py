@@ -1,0 +1,184 @@
+"""Which words set which keys, and that they compose to the same on a command line and in Python."""
+
+import copy
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import yaml
+from hydra import initialize_config_dir
+from hydra._internal import config_loader_impl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from dpft.config.hydra_compose import (
+    Composed,
+    Words,
+    as_input_error,
+    compose,
+    given_overrides,
+    given_text,
+    unused_folder,
+)
+from dpft.config.schema import TrainCommand
+from dpft.errors import InputError
+
+WORDS = ["task=e2e", "model=tiny", "privacy.eps=3"]
+
+
+@pytest.fixture(scope="module")
+def composed() -> Composed:
+    return compose("train", WORDS, TrainCommand)
+
+
+def test_hydras_own_node_is_apart(composed: Composed) -> None:
+    assert composed.values.privacy.eps == 3
+    assert "hydra" not in composed.values
+    assert composed.words.job == tuple(WORDS)
+
+
+@pytest.mark.parametrize("word", ["train=null", "privacy=3", "task=[e2e]", "tracking=true"])
+def test_a_group_needs_a_name_from_python_as_well(word: str) -> None:
+    with pytest.raises(InputError, match="must name an option"):
+        compose("train", [*WORDS, word], TrainCommand)
+
+
+SIGNS = "=#;&!<>^~`é中’"
+UNREADABLE = {
+    **{f"a{sign}b c": f"a{sign}b c" for sign in SIGNS + "'\"(){}[]"},
+    **{f"[x{sign},y]": [f"x{sign}", "y"] for sign in SIGNS},
+    "'unfinished": "unfinished",
+}
+
+
+@pytest.mark.parametrize("written, meant", UNREADABLE.items())
+def test_an_argument_that_hydra_cannot_read_is_suggested_in_quotes(
+    written: str, meant: str | list[str]
+) -> None:
+    """A shell reads the suggestion first, and then Hydra."""
+    parser = OverridesParser.create()
+    with pytest.raises(HydraException) as error:
+        parser.parse_override(f"task.text={written}")
+    unreadable = OverrideParseException(f"task.text={written}", str(error.value))
+    suggested = str(as_input_error(unreadable, [])).partition("for Hydra: ")[2]
+    printed = subprocess.run(["bash", "-c", f"printf %s {suggested}"], capture_output=True)
+    assert parser.parse_override(printed.stdout.decode()).value() == meant
+
+
+def test_settings_of_hydra_are_no_words_of_the_job(tmp_path: Path) -> None:
+    folder = f"hydra.run.dir={tmp_path / 'run'}"
+    composed = compose("train", [*WORDS, folder], TrainCommand)
+    assert composed.folder == tmp_path / "run"
+    assert composed.words.job == tuple(WORDS)
+    assert composed.words.typed == (*WORDS, folder)
+
+
+@pytest.mark.parametrize(
+    "words", [["privacy.eps=3"], ["experiment=demo"], ["task=e2e", "method=lora", "method.rank=2"]]
+)
+def test_what_the_suite_remembers_is_what_hydra_composes(words: list[str]) -> None:
+    """tests/conftest.py remembers it: nothing of one composition may reach the next."""
+    loader = config_loader_impl.ConfigLoaderImpl
+    first, remembered = [
+        compose("train", [*words, f"train.seed={n}"], TrainCommand) for n in (1, 2)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        merge = loader._compose_config_from_defaults_list.__wrapped__
+        make_list = config_loader_impl.create_defaults_list.__wrapped__
+        patch.setattr(loader, "_compose_config_from_defaults_list", merge)
+        patch.setattr(config_loader_impl, "create_defaults_list", make_list)
+        fresh = compose("train", [*words, "train.seed=2"], TrainCommand)
+    assert first.values.train.seed == 1
+    for made, expected in ((remembered.values, fresh.values), (remembered.hydra, fresh.hydra)):
+        assert OmegaConf.to_yaml(made) == OmegaConf.to_yaml(expected)
+        assert OmegaConf.is_struct(made) == OmegaConf.is_struct(expected)
+
+
+def parts_of(node: Any) -> Any:
+    """Returns all that OmegaConf knows of a value and of those in it, but who holds it."""
+    own = dict(vars(node))
+    del own["_parent"]
+    known = vars(own.pop("_metadata"))
+    inside = own.pop("_content", None)
+    if isinstance(inside, dict):
+        inside = {name: parts_of(each) for name, each in inside.items()}
+    elif isinstance(inside, list):
+        inside = [parts_of(each) for each in inside]
+    return type(node), known, own, inside
+
+
+def test_what_the_suite_copies_is_what_omegaconf_copies(composed: Composed) -> None:
+    """tests/conftest.py copies faster."""
+    for node in (composed.values, composed.hydra):
+        found = copy.deepcopy(node)
+        with pytest.MonkeyPatch.context() as patch:
+            for kind in (DictConfig, ListConfig):
+                patch.setattr(kind, "__deepcopy__", kind.__deepcopy__.__wrapped__)  # type: ignore[attr-defined]
+            expected = copy.deepcopy(node)
+        assert len(found) > 2 and parts_of(found) == parts_of(expected)
+        assert found is not node and all(
+            vars(each)["_parent"] is found for each in vars(found)["_content"].values()
+        )
+        # Flags that there are none of are no mapping that copies share.
+        vars(node)["_metadata"].flags = {}
+        OmegaConf.set_readonly(copy.deepcopy(node), True)
+        assert vars(node)["_metadata"].flags == {}
+
+
+def test_the_record_is_what_the_command_line_leaves(composed: Composed, tmp_path: Path) -> None:
+    composed.write_record(tmp_path)
+    record = tmp_path / ".hydra"
+    names = ["config.yaml", "hydra.yaml", "overrides.yaml"]
+    assert sorted(path.name for path in record.iterdir()) == names
+    assert yaml.safe_load((record / "overrides.yaml").read_text()) == WORDS
+    assert not [path for path in record.iterdir() if str(Path.cwd()) in path.read_text()]
+
+
+def test_a_program_of_hydras_own_keeps_its_configurations(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("x: 1\n")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        assert compose("train", WORDS, TrainCommand).values.privacy.eps == 3
+        assert hydra.compose("mine") == {"x": 1}
+
+
+def test_a_misspelt_key_is_named_with_the_one_that_was_meant() -> None:
+    with pytest.raises(InputError, match=r"privacy\.epz; did you mean privacy\.eps"):
+        compose("train", ["privacy.epz=3"], TrainCommand)
+
+
+def test_an_unused_name_is_the_first_that_does_not_exist(tmp_path: Path) -> None:
+    path = str(tmp_path / "run")
+    assert unused_folder(path) == path
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run-2").touch()
+    assert unused_folder(path) == f"{path}-3"
+
+
+MARKED = ("task=e2e", "+a.b=c=d", "++x=1", "~tuning.space.train")
+
+
+def test_a_key_is_what_stands_before_the_first_equals_sign() -> None:
+    given = {"task": "e2e", "a.b": "c=d", "x": "1", "tuning.space.train": ""}
+    assert given_overrides(MARKED) == given
+    assert Words(job=MARKED, typed=()).keys == list(given)
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("run=outputs/2026-01-31/12-00-00", "outputs/2026-01-31/12-00-00"),
+        ("run='a run, the second'", "a run, the second"),
+        ('run="it\'s"', "it's"),
+        ("run=2024", "2024"),
+        ("run=a,b", "a,b"),
+        ("run=[", "["),
+        ("run=null", None),
+        ("run=", None),
+        ("other=x", None),
+    ],
+)
+def test_a_text_is_read_without_its_quotes(word: str, text: str | None) -> None:
+    assert given_text([word], "run") == text
