@@ -74,11 +74,13 @@ def read_early(config: TrainConfig) -> TrainingData | None:
 
     So an invalid row is reported a second after the command, and not after the libraries are
     loaded. Each of several processes reads for itself, later, and rows of a source that is not
-    local are not read early.
+    local are not read early. Rows that the model has to check are only validated here, and read
+    again once it is loaded.
     """
     if config.parallel.name != "none" or config.task.effective_source != "local":
         return None
-    return load_training_data(config)
+    rows = load_training_data(config)
+    return None if config.task.is_checked_by_model else rows
 
 
 def load_training_data(config: TrainConfig, check: Check = accept_all) -> TrainingData:

@@ -241,7 +241,7 @@ def train_run(
             check_micro_batch_tokens(config)
 
             # 3. The records are read and counted; the model does not see them yet.
-            if rows is None or task.is_checked_by_model:
+            if rows is None:
                 rows = load_training_data(config, encoding.check)
             division = divide(config, rows, secrets.held_out_key, encoding.check)
             num_units = rows.num_units
