@@ -23,7 +23,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from benchmarks import tables
-from dpft.commands.evaluate import trained_model_of
+from dpft.commands.evaluate import model_to_score
 from dpft.commands.overrides import evaluate_configuration
 from dpft.commands.python_api import EVALUATE_COMMAND
 from dpft.data.encoding import TextEncoding
@@ -198,7 +198,7 @@ def make_subject(
     )
     composed = EVALUATE_COMMAND.compose(words, None)
     config = evaluate_configuration(composed.values, composed.words)
-    trained = trained_model_of(config)
+    trained = model_to_score(config)
     encoding = trained.encoding(config.task, max_new_tokens=config.decode.max_new_tokens)
     model = trained.on_device(config.task, torch.device("cpu"))
     outputs = ModelOutputs(model=model, encoding=encoding, batch_size=BATCH_SIZE)

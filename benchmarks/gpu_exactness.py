@@ -28,10 +28,10 @@ from transformers import (
 
 from benchmarks.gpu_lines import Given, Line, Verdict
 from benchmarks.workload import HALF_PRECISION, SYNTHETIC_LENGTHS
+from dpft.constants import CAUSAL, CLASSES, CLASSIFIER, IGNORED_LABEL, SEQ2SEQ
 from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, IGNORED_LABEL, SEQ2SEQ
 from dpft.methods.base import METHODS, Method
 from dpft.models.loading import checkpoint_activations
 from dpft.models.losses import per_example_losses

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from dpft.commands.run_cost import cut
+from dpft.commands.run_cost import shard_model
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.parallel.processes import current_ranks, started
 from dpft.parallel.rank_sums import STRETCH
@@ -35,9 +35,9 @@ def one_rank() -> Iterator[None]:
 
 def in_dpft_shards(model: nn.Module, device: torch.device, resources: ExitStack) -> ShardedModel:
     """Cuts a model as ``parallel=fsdp`` does; its ranks run it until the resources are left."""
-    shards = cut(model, FSDP, device, current_ranks())
+    shards = shard_model(model, FSDP, device, current_ranks())
     assert shards is not None
-    resources.enter_context(shards.served())
+    resources.enter_context(shards.serving_other_ranks())
     return shards
 
 
@@ -51,4 +51,4 @@ def in_torch_shards(model: nn.Module, device: torch.device) -> None:
 
 def finish_shards(shards: ShardedModel) -> None:
     """Ends a step: leaves the sum's shards in the parameters' gradients, without noise."""
-    shards.finish(STRETCH, lambda parts: None)
+    shards.reduce_sums(STRETCH, lambda parts: None)

@@ -20,19 +20,19 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from dpft.constants import CAUSAL
 from dpft.data.batches import TextLayout
 from dpft.data.tokenization import TokenizedExample
-from dpft.kinds import CAUSAL
 from dpft.models.losses import per_example_losses
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.parallel.processes import started
-from dpft.parallel.ranks import ALONE, Ranks, Share, make_grid
+from dpft.parallel.ranks import ALONE, Ranks, RankShare, make_grid
 from dpft.parallel.sharding import repeated_blocks
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.engine_results import MicroBatchResult
 from dpft.privacy.ledger import NoLedger
-from dpft.privacy.losses import MicroBatchResult
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.randomness import make_randomness, restore_randomness
 from dpft.training.loop import TrainingSet, compute_gradient
@@ -80,7 +80,7 @@ class RankWorkload:
             micro_batch_size=self.micro_batch_size,
             layout=TextLayout(kind=CAUSAL),
             device=CPU,
-            share=Share(ranks.rank, ranks.size),
+            share=RankShare(ranks.rank, ranks.size),
         )
 
 
@@ -157,7 +157,7 @@ def sharded(model: nn.Module, workload: RankWorkload, ranks: Ranks) -> ShardedMo
         blocks=repeated_blocks(model),
         accumulates_shards=workload.accumulate == SHARDED,
     )
-    ranks.served = shards.served
+    ranks.serving_other_ranks = shards.serving_other_ranks
     return shards
 
 
@@ -197,7 +197,7 @@ def take_steps(workload: RankWorkload, ranks: Ranks) -> dict[str, Any]:
         synthetic = self_check_batches(
             model, max_length=workload.length, layout=training_set.layout
         )
-        with peaks.during("self-check"), ranks.settled():
+        with peaks.during("self-check"), ranks.failing_together():
             engine._clipper.self_check(*synthetic.batches)
         watched = WatchedEngine(engine, peaks)
         for step in range(1, STEPS + 1):
@@ -217,7 +217,7 @@ def main() -> None:
         return
     with started(ParallelConfig(name=workload.parallel, cpu_offload=True)) as ranks:
         answers = ranks.everyones(json.dumps(take_steps(workload, ranks)).encode())
-        if ranks.is_first:
+        if ranks.is_rank_0:
             print(json.dumps([json.loads(each) for each in answers]))
 
 

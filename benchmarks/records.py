@@ -149,7 +149,9 @@ def configuration(file: Path, model: str | None) -> Any:
 
 def time_tokenizing(file: Path, model: str | None, *, pairs: int) -> tuple[list[float], float]:
     """Returns ratios of processor time, reading and tokenizing to bare batches; and mean tokens."""
-    from dpft.commands.splits import load_training_data
+    from dpft.commands.splits import (
+        load_training_data,
+    )
     from dpft.commands.task_model import encoding_of, training_head
     from dpft.commands.training_set import make_training_set
     from dpft.data.encoding import encoded_rows

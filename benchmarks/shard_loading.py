@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import tables
 from dpft.commands.task_model import prepare_in_shards, prepare_model
-from dpft.kinds import CAUSAL, Head
+from dpft.constants import CAUSAL, Head
 from dpft.methods.full import Full
 from dpft.models.architecture import read_architecture
 from dpft.models.source import ModelConfig
@@ -125,7 +125,7 @@ def work(tiny: Path, large: Path, *, whole: bool) -> None:
             shards = load(large, ranks, whole=whole)
         block = size_of(shards.model.get_submodule("model.layers.0").parameters()) * 4
         everyones = ranks.everyones(json.dumps(most).encode())
-        if ranks.is_first:
+        if ranks.is_rank_0:
             worst = [max(each) for each in zip(*map(json.loads, everyones), strict=True)]
             total = size_of(shards.model.parameters())
             print(json.dumps({"worst": worst, "parameters": total, "block": block}))

@@ -42,13 +42,13 @@ def watch(words: Sequence[str]) -> None:
     def mark(part: str) -> None:
         marks.append((part, time.monotonic() - started, time.process_time()))
 
-    says = startup.doing
+    show_stage = startup.show_startup_stage
 
-    def doing(what: str, foretold: str = "") -> None:
+    def show_and_mark(what: str) -> None:
         mark(what)
         if what == startup.PLANNING:
             watch_engine()
-        says(what, foretold)
+        show_stage(what)
 
     def watch_engine() -> None:
         from dpft.privacy.engine import PrivacyEngine
@@ -69,7 +69,7 @@ def watch(words: Sequence[str]) -> None:
         PrivacyEngine.draw, PrivacyEngine.finish_step = drawn, finished  # type: ignore[method-assign]
 
     mark(COMMAND)
-    startup.doing = doing
+    startup.show_startup_stage = show_and_mark
     from dpft.cli.main import main as dpft
 
     sys.exit(dpft(["train", *words]))

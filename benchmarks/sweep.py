@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.tables import markdown_table
 from dpft.commands.guarantee import read_finished_run
-from dpft.reports.promises import PrivateRun
+from dpft.reports.privacy_json import PrivateRun
 from dpft.reports.run_record import RunRecord, find_runs
 
 COLUMNS = ("method", "learning rate", "ε", "noise multiplier", "trainable", "share")

@@ -28,8 +28,8 @@ import yaml
 
 from benchmarks import tables
 from dpft.privacy.cipher import secret_key
-from dpft.privacy.mechanisms.histogram import noise_for_counts, noisy_counts
-from dpft.synthesis.histogram import shares
+from dpft.privacy.mechanisms.histogram import noise_std_for_counts, noisy_counts
+from dpft.synthesis.histogram import cell_shares
 from dpft.synthesis.measures import (
     Tables,
     associations,
@@ -151,13 +151,13 @@ def independent(table: str, schema: Schema, real: Sequence[Row], epsilon: float)
     """Returns rows whose categories are drawn one by one from private histograms of each."""
     columns = [column for column in schema.learned if column.options]
     # Each unit adds 1 to a cell of every histogram: together sqrt(columns) in L2 norm.
-    noise = noise_for_counts(eps=epsilon, l2_cap=len(columns) ** 0.5, delta=1 / (10 * ROWS))
+    noise = noise_std_for_counts(eps=epsilon, l2_cap=len(columns) ** 0.5, delta=1 / (10 * ROWS))
     draw = np.random.default_rng(0)
     drawn: dict[str, list[Any]] = {}
     for column in columns:
         counts = Counter(row[column.name] for row in real)
         exact = np.array([float(counts[option]) for option in column.options])
-        noisy = shares(noisy_counts(exact, noise, secret_key("benchmark")).tolist())
+        noisy = cell_shares(noisy_counts(exact, noise, secret_key("benchmark")).tolist())
         places = draw.choice(len(noisy), 1000, p=noisy)
         drawn[column.name] = [column.options[at] for at in places]
     rows: list[Row] = [

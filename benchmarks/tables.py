@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dpft.reports.pages import line
+from dpft.reports.rendering import line
 
 
 def add_options(parser: argparse.ArgumentParser, *, output: Path) -> None:

@@ -19,7 +19,11 @@ from dpft.config.load import load
 from dpft.config.schema import TokenizerCommand
 from dpft.data.sources import read_examples
 from dpft.privacy.cipher import secret_key
-from dpft.privacy.mechanisms.histogram import GaussianHistogram, noise_std_for, released
+from dpft.privacy.mechanisms.histogram import (
+    GaussianHistogram,
+    noise_std_for,
+    words_above_threshold,
+)
 from dpft.tasks.base import Task, text_of
 from dpft.tokenizers import Caps, count_words
 
@@ -53,7 +57,9 @@ def rows_of(task: Task, name: str) -> list[str]:
             words_per_record=caps.words,
             delta=DELTA,
         )
-        kept = released(counted.words, counted.counts, mechanism, secret_key("histogram", 0))
+        kept = words_above_threshold(
+            counted.words, counted.counts, mechanism, secret_key("histogram", 0)
+        )
         share = len(kept) / len(occurrences)
         seen = np.sum([occurrences[word] for word, _ in kept]) / sum(occurrences.values())
         rows.append(f"| {name} | {eps:g} | {label} | {len(kept)} | {share:.1%} | {seen:.1%} |")

@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from benchmarks.shapes import SHAPES
-from dpft.kinds import IGNORED_LABEL
+from dpft.constants import IGNORED_LABEL
 from dpft.models.loading import checkpoint_activations
 
 LORA_RANK = 4

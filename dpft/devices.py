@@ -1,4 +1,4 @@
-"""What computes: the processor, or an accelerator of any kind that torch knows.
+"""Devices: find the accelerator, measure its memory, synchronize it; any kind that torch supports.
 
 Whatever differs between kinds of devices is asked here, by ``torch.accelerator`` and by the module
 that torch has for a kind (``torch.cuda``, which AMD's devices go by as well, ``torch.xpu``,
@@ -114,7 +114,11 @@ def only_whole_precision() -> None:
     TF32 keeps ten bits of a factor, and sums in half precision fewer: norms and sums would not be
     float32's. Torch has had two ways to say so, which must not contradict each other.
     """
-    _keep_float32_whole()
+    torch.set_float32_matmul_precision("highest")
+    backends: Any = torch.backends
+    backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = False
+    for part in float32_precisions():  # from torch 2.9 on
+        attrgetter(part)(torch).fp32_precision = "ieee"
     for name in REDUCED_SUMS:
         setattr(torch.backends.cuda.matmul, name, False)
 
@@ -149,7 +153,9 @@ def float32_precisions() -> dict[str, str]:
     """Returns what each part of torch computes float32 with, the whole before what is in it."""
     holders = {part: attrgetter(part)(torch) for part in PARTS_WITH_PRECISION}
     return {
-        p: each.fp32_precision for p, each in holders.items() if hasattr(each, "fp32_precision")
+        p: holder.fp32_precision
+        for p, holder in holders.items()
+        if hasattr(holder, "fp32_precision")
     }
 
 
@@ -158,14 +164,6 @@ _OLD_WAYS: Sequence[tuple[Any, Any]] = (
     (lambda: torch.backends.cudnn.allow_tf32, partial(setattr, torch.backends.cudnn, "allow_tf32")),
 )
 """How to ask, and to say, what float32 is computed with, before torch 2.9."""
-
-
-def _keep_float32_whole() -> None:
-    torch.set_float32_matmul_precision("highest")
-    backends: Any = torch.backends
-    backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = False
-    for part in float32_precisions():  # from torch 2.9 on
-        attrgetter(part)(torch).fp32_precision = "ieee"
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
@@ -282,12 +280,12 @@ def seed_generator(device: torch.device, seed: int) -> None:
 @contextmanager
 def random_states_kept(devices: Iterable[torch.device]) -> Iterator[None]:
     """Puts the states of the processor's generator and of some accelerators' back at the end."""
-    own = torch.get_rng_state()
+    cpu_state = torch.get_rng_state()
     states = {device: random_state(device) for device in devices}
     try:
         yield
     finally:
-        torch.set_rng_state(own)
+        torch.set_rng_state(cpu_state)
         for device, state in states.items():
             if state is not None:
                 set_random_state(device, state)

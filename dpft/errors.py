@@ -1,4 +1,4 @@
-"""The errors a user can mend, each with the exit code the command line gives it.
+"""The errors that dpft raises for users, each with its exit code.
 
 They stand apart from ``ValueError`` so that the command line can print one sentence for what the
 user wrote and keep the traceback for what dpft did wrong.
@@ -58,7 +58,7 @@ class InputError(DpftError, ValueError):
     exit_code = 2
 
     def __init__(self, *faults: Fault | str) -> None:
-        self.faults = tuple(each if isinstance(each, Fault) else Fault(each) for each in faults)
+        self.faults = tuple(fault if isinstance(fault, Fault) else Fault(fault) for fault in faults)
         super().__init__(*map(str, self.faults))
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     words = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in words)
 
 
 class SaidElsewhere(DpftError):

@@ -1,4 +1,4 @@
-"""Layers that let one example change what another computes are refused, and a layer without.
+"""Reject models with layers that mix the examples of a batch, such as batch normalization.
 
 A per-example gradient exists only where row i of the output depends on row i of the input. The
 clipper bounds that gradient; what flows between rows it cannot see (docs/dev/design.md, rule 3).

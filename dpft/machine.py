@@ -1,14 +1,10 @@
-"""What the machine has: memory for one process, and the Hugging Face hub.
+"""Find out how much memory this process may use.
 
-Memory is the process's own, or what a container's limit leaves, never what is free at the moment:
-records that are already in memory would change that, and what follows from it stands in files that
-anybody may read. The hub is asked one quick question before a library asks at length: without a
-network libraries retry every file for 23 seconds, and an error that takes a minute reads like a
-hang.
+It is the process's own memory, or the limit of its container, never what is free at the moment:
+records that are already in memory would change that, and public files show what follows from it.
 """
 
 import ctypes
-import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +39,10 @@ def machine_memory() -> int | None:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # not every system knows the names
         return None
-    return min([total, *_limits()]) if total > 0 else None
+    places = [CGROUPS, *_control_groups()]
+    texts = [_read(place / "memory.max") for place in places] + [_read(OF_VERSION_1)]
+    limits = [int(text) for text in texts if text.isdigit() and int(text) > 0]
+    return min([total, *limits]) if total > 0 else None
 
 
 def return_freed_memory() -> None:
@@ -53,18 +52,12 @@ def return_freed_memory() -> None:
         trim(0)
 
 
-def _limits() -> list[int]:
-    """Returns the limits of the control groups that the process is in, outer ones too."""
-    places = [CGROUPS, *_own_groups()]
-    texts = [_read(place / "memory.max") for place in places] + [_read(OF_VERSION_1)]
-    return [int(text) for text in texts if text.isdigit() and int(text) > 0]
-
-
-def _own_groups() -> list[Path]:
+def _control_groups() -> list[Path]:
+    """Return the folders of the control group that the process is in and of the groups above."""
     for line in _read(OWN_CGROUP).splitlines():
         if line.startswith("0::/"):  # version 2's line
-            own = CGROUPS / line.removeprefix("0::/")
-            return [place for place in (own, *own.parents) if place.is_relative_to(CGROUPS)]
+            group = CGROUPS / line.removeprefix("0::/")
+            return [place for place in (group, *group.parents) if place.is_relative_to(CGROUPS)]
     return []
 
 
@@ -73,26 +66,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-TIMEOUT_SECONDS = 5
-
-
-@functools.cache
-def hub_is_reachable() -> bool:
-    """Says whether the hub answers; False at once where ``HF_HUB_OFFLINE=1`` is set."""
-    import urllib.error
-    import urllib.request
-
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
-    try:
-        urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS).close()
-    except urllib.error.HTTPError:
-        return True  # it answers; the library will say what it objects to
-    except (OSError, ValueError):
-        return False
-    return True

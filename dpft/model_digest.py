@@ -1,4 +1,4 @@
-"""The digest of a released model, by which a later command knows it from any other.
+"""Digests of a released model's tensors, by which later commands recognize the model.
 
 A run's guarantee is of the weights that it released. The closing line of its ledger has one digest
 of them, over the list of all tensors by name (``tensors.json`` beside them, so that somebody who
@@ -44,8 +44,8 @@ def write_released(model: Path, base: str | None = None) -> str:
     tensors, settings = tensor_digests(model), setting_digests(model)
     digest = digest_of(tensors, settings, base)
     beside = {"base": base, "settings": settings or None}
-    known = {name: value for name, value in beside.items() if value is not None}
-    write_json(model / TENSORS, {"released": digest, **known, "tensors": tensors})
+    optional = {name: value for name, value in beside.items() if value is not None}
+    write_json(model / TENSORS, {"released": digest, **optional, "tensors": tensors})
     return digest
 
 
@@ -54,8 +54,8 @@ def recorded_base(model: Path) -> str | None:
 
     ``check_released`` holds it against the ledger.
     """
-    found = _recorded(model).get("base")
-    return found if isinstance(found, str) else None
+    base = _recorded(model).get("base")
+    return base if isinstance(base, str) else None
 
 
 def check_released(model: Path, released: str | None, *, ledger: Path) -> None:
@@ -93,7 +93,7 @@ def digest_of(
 
 def setting_digests(model: Path) -> dict[str, str]:
     """Returns the SHA-256 of each file of settings in an adapter's folder."""
-    found = {}
+    digests = {}
     moving = (ADDRESS,) if (model / BASE).is_dir() else ()
     for name in SETTINGS:
         if (model / name).is_file():
@@ -104,8 +104,8 @@ def setting_digests(model: Path) -> dict[str, str]:
                 raise StateError(
                     f"{model / name} is damaged ({error}); put it back as it was."
                 ) from error
-            found[name] = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-    return found
+            digests[name] = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    return digests
 
 
 def tensor_digests(model: Path) -> dict[str, str]:
@@ -193,20 +193,22 @@ def digests_in(path: Path) -> Iterator[tuple[str, str]]:
 def _recorded(model: Path) -> dict[str, Any]:
     """Returns what the folder's own list of digests says; nothing where it cannot be read."""
     try:
-        found = json.loads(read_file(model / TENSORS))
+        content = json.loads(read_file(model / TENSORS))
     except (OSError, RecursionError, StateError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _first_difference(model: Path, tensors: Mapping[str, str], settings: Mapping[str, str]) -> str:
     """Returns what is another, in words, where the folder's own list says it."""
-    recorded, found = _recorded(model), {"tensors": tensors, "settings": settings}
-    for kind, now in found.items():
-        known = recorded.get(kind, {})
-        if not isinstance(known, dict):
+    recorded, actual = _recorded(model), {"tensors": tensors, "settings": settings}
+    for kind, now in actual.items():
+        expected = recorded.get(kind, {})
+        if not isinstance(expected, dict):
             return ""
-        names = sorted(name for name in known.keys() | now if known.get(name) != now.get(name))
+        names = sorted(
+            name for name in expected.keys() | now if expected.get(name) != now.get(name)
+        )
         if names:
             return f" ({len(names)} {kind} differ, the first is {names[0]})"
     return ""

@@ -1,4 +1,4 @@
-"""A run's folder: every name and path in it, files that are whole or absent, locks, no links.
+"""A run's folder: names of its files, atomic writes, locks, rejection of symbolic links.
 
 ``folder / LEDGER`` is a run's ledger. What stands under ``private/`` is never to be released, and
 only its owner can read it; the rest may be handed on. docs/dev/design.md, the run's folder, says
@@ -190,7 +190,7 @@ def sync_tree(folder: Path) -> None:
         sync_folder(path)
 
 
-def share(folder: Path) -> None:
+def apply_umask(folder: Path) -> None:
     """Gives the files in ``folder`` the mode that a new file has.
 
     A library that writes through temporary files leaves them to their owner alone. What a symbolic
@@ -273,7 +273,7 @@ def check_writable(folder: Path) -> None:
     Raises:
         OSError: It says why.
     """
-    above = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     with tempfile.TemporaryFile(dir=above):
         return
 
@@ -405,13 +405,13 @@ def runs_in(folder: Path) -> list[Path]:
     """Returns the folder itself where it is a run's, else the runs of its sweep, by number."""
     if (folder / CONFIGURATION).is_file():
         return [folder]
-    found = [path.parent for path in folder.glob(f"[!.]*/{CONFIGURATION}") if path.is_file()]
-    if not found:
+    runs = [path.parent for path in folder.glob(f"[!.]*/{CONFIGURATION}") if path.is_file()]
+    if not runs:
         lacks = what_lacks(folder, f"{CONFIGURATION} and no run in it")
         raise InputError(
             f"runs must be folders of runs, or of sweeps of them, got {str(folder)!r}, which"
             f" {lacks}; give what `dpft train` named, such as outputs/DATE/TIME."
         )
     return sorted(  # 2 comes before 10, and words before both
-        found, key=lambda run: (int(run.name) if run.name.isdecimal() else -1, run.name)
+        runs, key=lambda run: (int(run.name) if run.name.isdecimal() else -1, run.name)
     )

@@ -1,12 +1,12 @@
-"""What a run does before its first steps show, on one line of a terminal from the first second on.
+"""Show the stages of a run's start (reading, loading, checking …) in one line of the terminal.
 
 Reading, importing, loading, proving and encoding take minutes of silence on a large model. Each
-says by ``doing`` that it begins; where no line is drawn (a pipe, a program), that does nothing. The
+begins with ``show_startup_stage``, which does nothing if no line is drawn (a pipe, a program). The
 line is redrawn once a second, and no step moves it (docs/dev/design.md, rule 7). It is drawn
 without a library: those that draw bars take part of the time that it is there to bridge.
 
     with shown_startup():
-        doing(READING)
+        show_startup_stage(READING)
         ...
         end_startup()  # a bar of its own follows
 """
@@ -129,8 +129,8 @@ def shown_startup() -> Iterator[None]:
         line.close()
 
 
-def doing(what: str) -> None:
-    """Says what the run does from now on; see ``StartupLine.begin``."""
+def show_startup_stage(what: str) -> None:
+    """Show what the run does from now on; see ``StartupLine.begin``."""
     line = _line.get()
     if line is not None:
         line.begin(what)

@@ -1,4 +1,4 @@
-"""The base of all structured data: configuration, the plan, ledger lines, reports, answers.
+"""Base class of all structured data: strict, frozen pydantic models, read from and written as JSON.
 
 A class that derives from ``StrictModel`` declares a fact once. Its fields are computed with,
 written to files, read from files and documented. JSON Schemas come from ``model_json_schema``.
@@ -89,14 +89,14 @@ def _texts(module: str) -> dict[tuple[str, str], str]:
     source = getattr(sys.modules.get(module), "__file__", None)
     if source is None:
         return {}
-    found = {}
+    texts = {}
     for node in ast.parse(Path(source).read_text(encoding="utf-8")).body:
         lines = node.body if isinstance(node, ast.ClassDef) else []
         for field, text in pairwise(lines):
             match field, text:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(value))):
-                    found[getattr(node, "name", ""), name] = value
-    return found
+                    texts[getattr(node, "name", ""), name] = value
+    return texts
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
@@ -105,12 +105,12 @@ def members(annotation: Any) -> tuple[Any, ...]:
         return members(get_args(annotation)[0])
     if get_origin(annotation) not in (Union, types.UnionType):
         return (annotation,)
-    return tuple(inner for each in get_args(annotation) for inner in members(each))
+    return tuple(inner for argument in get_args(annotation) for inner in members(argument))
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
     """Return the model of a field, the first of a union; None if it has another type."""
-    return next((each for each in members(annotation) if _is_model(each)), None)
+    return next((member for member in members(annotation) if _is_model(member)), None)
 
 
 def _is_model(annotation: Any) -> bool:
@@ -135,7 +135,7 @@ def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     """
     if get_origin(annotation) is Annotated:
         annotation, *constraints = get_args(annotation)
-        inner = [each.metadata if isinstance(each, FieldInfo) else [each] for each in constraints]
+        inner = [c.metadata if isinstance(c, FieldInfo) else [c] for c in constraints]
         return type_text(annotation, [*metadata, *chain.from_iterable(inner)])
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
@@ -174,14 +174,14 @@ def as_json(value: Any) -> Any:
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
         return {
-            fields[name].alias or name if name in fields else name: as_json(each)
-            for name, each in value
-            if each is not None or name not in fields or fields[name].default is not None
+            fields[name].alias or name if name in fields else name: as_json(item)
+            for name, item in value
+            if item is not None or name not in fields or fields[name].default is not None
         }
     if isinstance(value, Mapping):
-        return {name: as_json(each) for name, each in value.items()}
+        return {name: as_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [as_json(each) for each in value]
+        return [as_json(item) for item in value]
     return to_jsonable_python(value, by_alias=True)
 
 
@@ -236,7 +236,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def joined(kind: type[Model], *parts: BaseModel, **values: Any) -> Model:
+def merge_models(kind: type[Model], *parts: BaseModel, **values: Any) -> Model:
     """Return a model of the fields of others; of two values of a field the later one counts.
 
     Args:

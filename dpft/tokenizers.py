@@ -1,4 +1,4 @@
-"""Private tokenizers: word counts with a bounded contribution, and pieces made of them.
+"""Private tokenizers: count words with a bounded contribution, and train the vocabulary on them.
 
 Ponomareva et al. 2022, section 3.1: words are what blanks part, taken as they are. Of a unit, which
 is a record unless said otherwise, the first N words are counted, each at most m times; the counts
@@ -28,8 +28,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -77,15 +78,16 @@ class WordHistogram:
 
 
 def bounded_counts(words: Iterable[str], caps: Caps) -> dict[str, int]:
-    """Returns by how many ``RESOLUTION`` one unit raises the count of each of its words."""
-    first = [word for word, _ in zip(words, range(caps.words), strict=False)]
-    counts = {word: min(count, caps.linf) for word, count in Counter(first).items()}
+    """Return by how many ``RESOLUTION`` one unit raises the count of each of its words."""
+    counts = {
+        word: min(count, caps.linf) for word, count in Counter(islice(words, caps.words)).items()
+    }
     scale = _scale(counts.values(), caps.l2) / RESOLUTION
     return {word: math.floor(count * scale) for word, count in counts.items()}
 
 
 def _scale(counts: Collection[float], l2: float) -> float:
-    """Returns the factor that scales counts to an L2 norm of at most ``l2``."""
+    """Return the factor that scales counts to an L2 norm of at most ``l2``."""
     norm = math.sqrt(math.fsum(count * count for count in counts))
     if norm <= l2 * BELOW_ONE:
         return 1.0
@@ -98,45 +100,42 @@ def _scale(counts: Collection[float], l2: float) -> float:
 
 
 def count_words(texts: Iterable[tuple[str, str]], caps: Caps, *, by_unit: bool) -> WordHistogram:
-    """Returns the histogram of the words of all records.
+    """Return the histogram of the words of all records.
 
     Args:
         texts: Of each record its text, and the unit that it is of; read once.
         caps: Of each unit.
         by_unit: Whether the records of one unit count as one; else each is a unit of its own.
     """
-    sums: Counter[str] = Counter()
-    if not by_unit:
-        units = 0
-        for text, _ in texts:
-            units += 1
-            sums.update(bounded_counts(words_of(text), caps))
-        return _histogram(sums, units)
-    words: dict[str, int] = {}
-    kept: dict[str, array[int]] = {}
-    for text, unit in texts:
-        own = kept.setdefault(unit, array("q"))
-        room = caps.words - len(own)
-        own.extend(words.setdefault(word, len(words)) for word in words_of(text)[:room])
-    names = tuple(words)
-    for own in kept.values():
-        sums.update(bounded_counts((names[at] for at in own), caps))
-    return _histogram(sums, len(kept))
-
-
-def words_of(text: str) -> Sequence[str]:
-    """Returns a text's words, as they are; what no file could hold is none."""
-    return text.replace("\x00", " ").encode("utf-8", "ignore").decode("utf-8").split()
-
-
-def _histogram(sums: Counter[str], units: int) -> WordHistogram:
     import numpy as np
 
+    sums: Counter[str] = Counter()
+    num_units = 0
+    if not by_unit:
+        for text, _ in texts:
+            num_units += 1
+            sums.update(bounded_counts(words_of(text), caps))
+    else:
+        word_ids: dict[str, int] = {}
+        ids_of_units: dict[str, array[int]] = {}
+        for text, unit in texts:
+            ids = ids_of_units.setdefault(unit, array("q"))
+            words = words_of(text)[: caps.words - len(ids)]
+            ids.extend(word_ids.setdefault(word, len(word_ids)) for word in words)
+        vocabulary = tuple(word_ids)
+        num_units = len(ids_of_units)
+        for ids in ids_of_units.values():
+            sums.update(bounded_counts((vocabulary[word_id] for word_id in ids), caps))
     return WordHistogram(
         words=tuple(sums),
         multiples=np.fromiter(sums.values(), np.int64, len(sums)),
-        num_units=units,
+        num_units=num_units,
     )
+
+
+def words_of(text: str) -> Sequence[str]:
+    """Return a text's words, as they are; what no file could hold is none."""
+    return text.replace("\x00", " ").encode("utf-8", "ignore").decode("utf-8").split()
 
 
 UNIGRAM: Final = "unigram"
@@ -184,12 +183,9 @@ TOO_SMALL = re.compile(r"required_chars\. \d+ vs (\d+)")
 SECONDS = 24 * 3600
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pieces:
-    """A vocabulary without its special tokens."""
-
-    pieces: tuple[tuple[str, float], ...]
-    """Each with its score: a log probability, or of bpe minus the place of its merge."""
+Pieces: TypeAlias = Sequence[tuple[str, float]]
+"""A vocabulary without its special tokens. Each piece has its score: a log probability, or of bpe
+minus the place of its merge."""
 
 
 class VocabularyError(InputError):
@@ -197,16 +193,16 @@ class VocabularyError(InputError):
 
 
 def train_pieces(histogram: Path, out: Path, *, vocab_size: int, algorithm: str) -> Pieces:
-    """Returns the pieces that a process of its own makes of a histogram.
+    """Return the pieces that a process of its own makes of a histogram.
 
     Raises:
         VocabularyError: The words do not allow so many, or ask for more.
         RunError: The process failed otherwise.
     """
     # SentencePiece would take a path with a comma as several: it is given the name alone.
-    words = [histogram.name, str(out.resolve()), str(vocab_size), algorithm]
-    done = subprocess.run(
-        [sys.executable, "-m", "dpft.tokenizers", *words],
+    arguments = [histogram.name, str(out.resolve()), str(vocab_size), algorithm]
+    process = subprocess.run(
+        [sys.executable, "-m", "dpft.tokenizers", *arguments],
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -214,14 +210,15 @@ def train_pieces(histogram: Path, out: Path, *, vocab_size: int, algorithm: str)
         cwd=histogram.parent,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    if done.returncode != 0:
-        raise _refusal(done.stderr, vocab_size)
-    found = json.loads(out.read_text(encoding="utf-8"))
-    return Pieces(pieces=tuple((str(piece), float(score)) for piece, score in found))
+    if process.returncode != 0:
+        raise _failure(process.stderr, vocab_size)
+    pieces = json.loads(out.read_text(encoding="utf-8"))
+    return [(str(piece), float(score)) for piece, score in pieces]
 
 
-def _refusal(said: str, vocab_size: int) -> Exception:
-    most, least = TOO_LARGE.search(said), TOO_SMALL.search(said)
+def _failure(stderr: str, vocab_size: int) -> Exception:
+    """Return the error that SentencePiece's message stands for."""
+    most, least = TOO_LARGE.search(stderr), TOO_SMALL.search(stderr)
     if most is not None:
         return VocabularyError(
             f"tokenizer.vocab_size must be at most {int(most[1]) - 1}, got {vocab_size}"
@@ -231,12 +228,12 @@ def _refusal(said: str, vocab_size: int) -> Exception:
             f"tokenizer.vocab_size must be at least {int(least[1]) - 1}, one for each character,"
             f" got {vocab_size}"
         )
-    reason = " ".join(said.split()[-40:])
+    reason = " ".join(stderr.split()[-40:])
     return RunError(f"the pieces of the vocabulary could not be made: {reason}.")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Trains, and writes the pieces with their scores."""
+    """Train, and write the pieces with their scores."""
     import sentencepiece
 
     histogram, out, vocab_size, algorithm = arguments
@@ -256,13 +253,13 @@ def main(arguments: Sequence[str]) -> None:
         num_threads=1,
         minloglevel=2,
     )
-    made = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    found = [
-        (made.id_to_piece(number), made.get_score(number))
-        for number in range(made.vocab_size())
-        if made.id_to_piece(number) != UNKNOWN
+    trained = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    pieces = [
+        (trained.id_to_piece(number), trained.get_score(number))
+        for number in range(trained.vocab_size())
+        if trained.id_to_piece(number) != UNKNOWN
     ]
-    Path(out).write_text(json.dumps(found), encoding="utf-8")
+    Path(out).write_text(json.dumps(pieces), encoding="utf-8")
 
 
 PAD, END = "<pad>", "</s>"
@@ -272,12 +269,12 @@ BLANK = "▁"
 
 
 def sentinel_names(count: int) -> list[str]:
-    """Returns T5's sentinels in the order of their ids, which is the reverse of their numbers."""
+    """Return T5's sentinels in the order of their ids, which is the reverse of their numbers."""
     return [f"<extra_id_{number}>" for number in reversed(range(count))]
 
 
 def is_special(word: str) -> bool:
-    """Returns whether a word holds a special token's name, which no piece may spell.
+    """Return whether a word holds a special token's name, which no piece may spell.
 
     A sentinel's of any number: another vocabulary of the same words may have more of them.
     """
@@ -285,45 +282,43 @@ def is_special(word: str) -> bool:
 
 
 def save_tokenizer(folder: Path, pieces: Pieces, *, algorithm: str, sentinels: int) -> int:
-    """Writes the tokenizer's folder and returns how many tokens it has.
+    """Write the tokenizer's folder and return how many tokens it has.
 
     The ids are T5's: 0 pads, 1 ends a text, 2 is unknown, then the pieces, then the sentinels.
     """
-    make = _bpe if algorithm == BPE else _unigram
-    made = make(pieces, sentinels)
-    folder.mkdir(exist_ok=True)
-    made.save_pretrained(folder)
-    return len(made)
-
-
-def _unigram(pieces: Pieces, sentinels: int) -> "PreTrainedTokenizerFast":
     from transformers import T5Tokenizer
 
-    special = [(name, 0.0) for name in (PAD, END, UNKNOWN)]
-    last = [(name, 0.0) for name in sentinel_names(sentinels)]
-    return T5Tokenizer(vocab=[*special, *pieces.pieces, *last], extra_ids=sentinels)
+    if algorithm == BPE:
+        tokenizer = _bpe_tokenizer(pieces, sentinels)
+    else:
+        special = [(name, 0.0) for name in (PAD, END, UNKNOWN)]
+        last = [(name, 0.0) for name in sentinel_names(sentinels)]
+        tokenizer = T5Tokenizer(vocab=[*special, *pieces, *last], extra_ids=sentinels)
+    folder.mkdir(exist_ok=True)
+    tokenizer.save_pretrained(folder)
+    return len(tokenizer)
 
 
-def _bpe(pieces: Pieces, sentinels: int) -> "PreTrainedTokenizerFast":
+def _bpe_tokenizer(pieces: Pieces, sentinels: int) -> "PreTrainedTokenizerFast":
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import generate_merges
 
-    names = [PAD, END, UNKNOWN, *(piece for piece, _ in pieces.pieces)]
+    names = [PAD, END, UNKNOWN, *(piece for piece, _ in pieces)]
     vocabulary = {name: number for number, name in enumerate(names)}
-    scores = dict(pieces.pieces)
+    scores = dict(pieces)
     merges = generate_merges({piece: vocabulary[piece] for piece in scores}, scores)
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=UNKNOWN))
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(BLANK, "always", split=True)]
     )
-    made.decoder = decoders.Metaspace(BLANK, "always", split=True)
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.decoder = decoders.Metaspace(BLANK, "always", split=True)
+    tokenizer.post_processor = processors.TemplateProcessing(
         single=["$A", END], pair=["$A", END, "$B", END], special_tokens=[(END, vocabulary[END])]
     )
-    made.add_special_tokens(sentinel_names(sentinels))
+    tokenizer.add_special_tokens(sentinel_names(sentinels))
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
         unk_token=UNKNOWN,

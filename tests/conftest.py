@@ -34,7 +34,7 @@ from yaml.resolver import Resolver
 from dpft.config.load import config_directory
 from dpft.privacy.accounting import accountants
 from dpft.privacy.accounting.mechanism import Epsilon, Mechanism
-from dpft.reports import pages
+from dpft.reports import rendering as pages
 from dpft.strict_model import as_json
 from tests import slowness
 from tests.kept_values import KeptValues, lasting_folder
@@ -55,7 +55,7 @@ absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 HERE = Path(__file__).parent
 SHIPPED = str(config_directory())
 LONG_FOLDERS = (
-    "test_pretended_device.py", "synthesis", "stories", "runs", "training", "cli", "audit",
+    "test_pretended_device.py", "synthesis", "stories", "commands", "training", "cli", "audit",
 )  # fmt: skip
 ONE_THREAD = int(os.environ["OMP_NUM_THREADS"])
 LOOPBACK = ("127.", "::1", "localhost")

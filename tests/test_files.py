@@ -6,10 +6,10 @@ import pytest
 
 from dpft.errors import InputError, StateError
 from dpft.run_folder import (
+    apply_umask,
     hold_run,
     read_json,
     read_yaml,
-    share,
     sync_tree,
     what_lacks,
     write_json,
@@ -87,7 +87,7 @@ def test_a_file_that_a_library_left_to_its_owner_is_shared_as_a_new_one_is(tmp_p
     (tmp_path / "weights").write_bytes(b"1")
     (tmp_path / "weights").chmod(0o600)
     (tmp_path / "new").write_bytes(b"2")
-    share(tmp_path)
+    apply_umask(tmp_path)
     modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("weights", "new")}
     assert len(modes) == 1
 
@@ -112,7 +112,7 @@ def test_what_a_link_points_to_keeps_its_mode(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "x").symlink_to(tmp_path / "key")
     (tmp_path / "model" / "y").symlink_to(tmp_path / "elsewhere")
-    share(tmp_path / "model")
+    apply_umask(tmp_path / "model")
     for name in ("key", "elsewhere/key"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
 

@@ -1,22 +1,16 @@
-"""What a machine, or the container around the process, has: memory, the hub."""
+"""What a machine, or the container around the process, has: memory."""
 
 import ctypes
 import os
-import socket
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from huggingface_hub import constants
 
 from dpft import machine
 from dpft.machine import (
     USABLE,
-    hub_is_reachable,
     machine_memory,
     return_freed_memory,
     usable_memory,
@@ -82,33 +76,3 @@ def test_what_was_freed_goes_back_to_the_system() -> None:
 def test_a_system_without_glibc_gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: SimpleNamespace())
     return_freed_memory()
-
-
-@pytest.fixture
-def unasked_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    hub_is_reachable.cache_clear()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    yield
-    hub_is_reachable.cache_clear()
-
-
-@pytest.mark.usefixtures("unasked_hub")
-def test_a_port_where_nobody_listens_is_not_reachable(monkeypatch):
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
-    assert not hub_is_reachable()
-
-
-@pytest.mark.usefixtures("unasked_hub")
-def test_an_answer_of_any_kind_counts(monkeypatch):
-    def refuse(*_: object, **__: object) -> None:
-        raise urllib.error.HTTPError("http://x", 403, "no", None, None)
-
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
-    assert hub_is_reachable()
-
-
-@pytest.mark.usefixtures("unasked_hub")
-def test_offline_mode_asks_nothing(monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: pytest.fail("asked the network"))
-    assert not hub_is_reachable()

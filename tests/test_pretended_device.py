@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-import dpft.audit.kinds.one_run
+import dpft.audit.one_run
 import dpft.commands.evaluate
 import dpft.commands.generate
 import dpft.commands.train  # noqa: F401  so that no process of a test imports any of it again
 from benchmarks.gpu_exactness import IDS, SHAPES, length, prepared, rows, trained
+from dpft.constants import CAUSAL, IGNORED_LABEL
 from dpft.data import batches as batches_module
 from dpft.data.batches import Batch, TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.errors import InputError, RunError
 from dpft.generation.processors import nucleus_processors
-from dpft.kinds import CAUSAL, IGNORED_LABEL
 from dpft.models.losses import per_example_losses
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.privacy import gaussians, randomness

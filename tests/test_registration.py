@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from dpft.errors import InputError
-from dpft.kinds import Registry
+from dpft.registry import Registry
 
 OFFER = "from offers_by_name import offers\n\n@offers.register({names})\ndef offer(): ...\n"
 
@@ -15,7 +15,8 @@ def offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     package = tmp_path / "offers_by_name"
     package.mkdir()
     (package / "__init__.py").write_text(
-        "from dpft.kinds import Registry\n\noffers = Registry('offers_by_name', key='offer.name')\n"
+        "from dpft.registry import Registry\n\n"
+        "offers = Registry('offers_by_name', key='offer.name')\n"
     )
     (package / "first.py").write_text(OFFER.format(names="'zwei', 'two'"))
     (package / "helper.py").write_text("")

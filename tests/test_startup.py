@@ -13,8 +13,8 @@ from dpft.startup import (
     READING,
     TRAINING,
     StartupLine,
-    doing,
     end_startup,
+    show_startup_stage,
     shown_startup,
 )
 
@@ -39,18 +39,18 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 def test_the_first_part_shows_at_once_and_the_line_is_gone_at_the_end(terminal: Terminal) -> None:
     with shown_startup():
-        doing(READING)
+        show_startup_stage(READING)
         assert terminal.getvalue() == f"{ERASE}{'─' * 24} reading the records 0:00"
     assert terminal.getvalue().endswith(ERASE)
-    doing(LOADING)
+    show_startup_stage(LOADING)
     assert "loading the model" not in terminal.getvalue(), "no run is shown any more"
 
 
 def test_a_part_that_follows_waits_for_the_next_second(terminal: Terminal) -> None:
     with shown_startup():
-        doing(READING)
+        show_startup_stage(READING)
         drawn = terminal.getvalue()
-        doing(LOADING)
+        show_startup_stage(LOADING)
         assert terminal.getvalue() == drawn, "at most once a second"
 
 
@@ -59,8 +59,8 @@ def test_the_line_is_redrawn_as_time_goes_by(
 ) -> None:
     monkeypatch.setattr(startup, "EVERY", 0.01)
     with shown_startup():
-        doing(READING)
-        doing(LOADING)
+        show_startup_stage(READING)
+        show_startup_stage(LOADING)
         line = startup._line.get()
         assert line is not None
         for _ in range(500):
@@ -85,7 +85,7 @@ def test_a_log_line_stands_on_a_line_of_its_own(terminal: Terminal) -> None:
     root.addHandler(handler)
     try:
         with shown_startup():
-            doing(READING)
+            show_startup_stage(READING)
             root.warning("said")
         assert f"reading the records 0:00{ERASE}said\n" in terminal.getvalue()
         assert not handler.filters
@@ -95,10 +95,10 @@ def test_a_log_line_stands_on_a_line_of_its_own(terminal: Terminal) -> None:
 
 def test_another_bar_has_the_terminal_to_itself(terminal: Terminal) -> None:
     with shown_startup():
-        doing(READING)
+        show_startup_stage(READING)
         end_startup()
         assert terminal.getvalue().endswith(ERASE)
-        doing(TRAINING)
+        show_startup_stage(TRAINING)
         assert "training 0:00" in terminal.getvalue()
 
 
@@ -110,5 +110,5 @@ def test_a_pipe_or_a_dumb_terminal_gets_nothing(
     stream = terminal if term == "dumb" else io.StringIO()
     monkeypatch.setattr(startup, "sys", SimpleNamespace(stderr=stream))
     with shown_startup():
-        doing(READING)
+        show_startup_stage(READING)
     assert stream.getvalue() == ""

@@ -17,7 +17,6 @@ from transformers import AutoTokenizer
 from dpft.tokenizers import (
     RESOLUTION,
     Caps,
-    Pieces,
     TokenizerConfig,
     VocabularyError,
     WordHistogram,
@@ -170,8 +169,8 @@ def test_pieces_are_made_without_the_corpus_and_cover_its_characters(
     histogram: Path, algorithm: str, tmp_path: Path
 ) -> None:
     found = train_pieces(histogram, tmp_path / "out", vocab_size=16, algorithm=algorithm)
-    names = {piece for piece, _ in found.pieces}
-    assert len(found.pieces) == len(names) == 16
+    names = {piece for piece, _ in found}
+    assert len(found) == len(names) == 16
     assert set("".join(COUNTED)) <= names
     assert "<unk>" not in names
     assert os.listdir(histogram.parent) == ["histogram.tsv"]
@@ -195,7 +194,7 @@ def test_what_the_words_do_not_allow_is_refused_with_a_number(
         train_pieces(histogram, tmp_path / "out", vocab_size=vocab_size, algorithm="unigram")
     allowed = int(NUMBER.findall(str(refused.value))[0])
     made = train_pieces(histogram, tmp_path / "out", vocab_size=allowed, algorithm="unigram")
-    assert len(made.pieces) == allowed
+    assert len(made) == allowed
 
 
 def test_a_folder_with_a_comma_in_its_name_is_one_folder(histogram: Path, tmp_path: Path) -> None:
@@ -203,7 +202,7 @@ def test_a_folder_with_a_comma_in_its_name_is_one_folder(histogram: Path, tmp_pa
     folder.mkdir()
     (folder / histogram.name).write_bytes(histogram.read_bytes())
     made = train_pieces(folder / histogram.name, folder / "out", vocab_size=16, algorithm="unigram")
-    assert len(made.pieces) == 16
+    assert len(made) == 16
 
 
 def test_the_pieces_of_char_are_the_most_frequent_characters_and_no_more(
@@ -211,21 +210,20 @@ def test_the_pieces_of_char_are_the_most_frequent_characters_and_no_more(
 ) -> None:
     letters = set("".join(COUNTED)) | {"\u2581"}
     made = train_pieces(histogram, tmp_path / "out", vocab_size=500, algorithm="char")
-    assert {piece for piece, _ in made.pieces} == letters
+    assert {piece for piece, _ in made} == letters
     few = train_pieces(histogram, tmp_path / "out", vocab_size=3, algorithm="char")
-    assert {piece for piece, _ in few.pieces} == {"\u2581", "w", "e"}
+    assert {piece for piece, _ in few} == {"\u2581", "w", "e"}
 
 
 LETTERS = ("l", "o", "w", "e", "r")
 PIECES = {
-    "unigram": Pieces(
-        pieces=(("▁", -2.0), ("▁low", -2.5), ("er", -2.7), *((each, -5.0) for each in LETTERS))
+    "unigram": (
+        *(("▁", -2.0), ("▁low", -2.5), ("er", -2.7)),
+        *((letter, -5.0) for letter in LETTERS),
     ),
-    "bpe": Pieces(
-        pieces=(
-            *(("▁l", 0.0), ("▁lo", -1.0), ("▁low", -2.0), ("er", -3.0), ("▁", -4.0)),
-            *((each, -5.0 - place) for place, each in enumerate(LETTERS)),
-        )
+    "bpe": (
+        *(("▁l", 0.0), ("▁lo", -1.0), ("▁low", -2.0), ("er", -3.0), ("▁", -4.0)),
+        *((letter, -5.0 - place) for place, letter in enumerate(LETTERS)),
     ),
 }
 
@@ -235,7 +233,7 @@ def test_the_folder_is_one_that_auto_tokenizer_loads(tmp_path: Path, algorithm: 
     pieces = PIECES[algorithm]
     tokens = save_tokenizer(tmp_path / "t", pieces, algorithm=algorithm, sentinels=3)
     made = AutoTokenizer.from_pretrained(tmp_path / "t")
-    assert tokens == len(made) == 3 + len(pieces.pieces) + 3
+    assert tokens == len(made) == 3 + len(pieces) + 3
     assert made.convert_ids_to_tokens([0, 1, 2]) == ["<pad>", "</s>", "<unk>"]
     sentinels = [made.convert_tokens_to_ids(f"<extra_id_{n}>") for n in range(3)]
     assert sentinels == [tokens - 1, tokens - 2, tokens - 3], "in T5's order"

@@ -23,7 +23,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from benchmarks.embedded.initialization import start_near_copying
 from benchmarks.embedded.pretraining_grammar import Passage, drill, passage
 from benchmarks.embedded.pretraining_words import EVERYDAY
-from dpft.kinds import IGNORED_LABEL
+from dpft.constants import IGNORED_LABEL
 from dpft.models.source import EMBEDDED_MODEL
 
 logger = logging.getLogger(__name__)

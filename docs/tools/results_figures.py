@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpft.reports.pages import COLORS, draw_svg
+from dpft.reports.rendering import COLORS, draw_svg
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results.md"
 ROWS = {

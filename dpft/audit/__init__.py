@@ -1,1 +1,1 @@
-"""Audits of finished runs: attacks on the model, beside the epsilon that its report promises."""
+"""Audits: attacks on finished runs, whose results are compared with the epsilon in the report."""

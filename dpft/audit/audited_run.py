@@ -1,27 +1,23 @@
-"""An audit from the command to its findings: the run's models, its training and its unseen records.
+"""The run under audit: loads its models, its training records, other records and its canaries.
 
-An audit compares log-likelihoods of the last two, so each must be what it is called. Which records
-were held out is known by the run's own key alone, and whether the training records are still the
-same by its fingerprint, both in private/. Findings are written there, and printed.
+An audit compares log-likelihoods of training records and others, so each must be what it is called.
+Only the run's own key tells which records were held out, and only its fingerprint whether the
+training records are still the same; both are in private/.
 """
 
 import hmac
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from markupsafe import Markup
 from transformers import PreTrainedModel
 
-from dpft.audit.base import AuditConfig, AuditedRun, Finding
-from dpft.commands.exit_codes import crash_kept
-from dpft.commands.guarantee import privacy_of
+from dpft.audit.base import AuditedRun
+from dpft.audit.trade_off import TradeOff, mechanism_trade_off
 from dpft.commands.interrupted_run import kept_here, read_secrets
-from dpft.commands.ledger_account import saved_run
 from dpft.commands.new_run import Fingerprint
 from dpft.commands.splits import (
     HELD_OUT,
@@ -29,13 +25,13 @@ from dpft.commands.splits import (
     held_out_key,
     known_by,
     load_training_data,
-    read_canaries,
 )
 from dpft.commands.task_model import fitted_to, prepare_model, trained_model_of_run, training_head
 from dpft.commands.training_set import encode_records
 from dpft.config.schema import TrainConfig
+from dpft.constants import TEXT
 from dpft.data.batches import EncodedRows
-from dpft.data.canaries import copies_of
+from dpft.data.canaries import Canary, copies_of, make_canaries, read_canaries
 from dpft.data.encoding import Encoding, fingerprint
 from dpft.data.rows import Check, accept_all
 from dpft.data.sources import has_training_split_alone, load_examples
@@ -43,31 +39,21 @@ from dpft.data.training_records import split_held_out
 from dpft.errors import DpftError, InputError, StateError
 from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
 from dpft.generation.decoding import batches_by_tokens, evaluation_mode
-from dpft.kinds import TEXT
 from dpft.models.architecture import read_architecture
-from dpft.models.loading import quiet_transformers
 from dpft.models.losses import per_example_losses, token_nll
-from dpft.reports import terminal
-from dpft.reports.pages import line, render_page
-from dpft.reports.promises import Audited
-from dpft.reports.report import write_report
-from dpft.reports.terminal import Grid
+from dpft.privacy.journal import NO_STEPS, read_run_ledger
 from dpft.run_folder import (
-    AUDIT,
+    AUDIT_KEY,
     CANARIES,
+    CHECKPOINTS,
     FINGERPRINT,
     HELD_OUT_KEY,
-    PRIVACY,
     PRIVATE,
-    PRIVATE_AUDIT,
     UNIT_KEY,
-    audit_path,
-    hold_run,
-    private_audit_path,
-    write_text,
 )
-from dpft.strict_model import joined, json_text, read_model, write_model
+from dpft.strict_model import read_model
 from dpft.tasks.base import Record, TextTask
+from dpft.training.checkpoint import checkpoints, find_resume_point
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +91,7 @@ class Scorer:
 
 
 def trained(run: AuditedRun, batch_size: int) -> Scorer:
-    """Returns the model that the run released."""
+    """Return the model that the run released."""
     model = trained_model_of_run(run.folder, run.config)
     return Scorer(
         model=model.on_device(run.config.task, run.device.prepare()),
@@ -115,7 +101,7 @@ def trained(run: AuditedRun, batch_size: int) -> Scorer:
 
 
 def untrained(run: AuditedRun, batch_size: int) -> Scorer:
-    """Returns the model that the run began with, which is as public as what it was made from."""
+    """Return the model that the run began with, which is as public as its source."""
     encoding = trained_model_of_run(run.folder, run.config).encoding(
         run.config.task, max_new_tokens=None
     )
@@ -155,15 +141,15 @@ class RunRecords:
 
 
 def read_run_records(run: Path, config: TrainConfig, encoding: Encoding) -> RunRecords:
-    """Returns the records that a run was trained on, and others.
+    """Return the records that a run was trained on, and others.
 
     Raises:
-        InputError: The training records cannot be read, or are not those of the run, or which they
-            are is not known for want of a key in private/.
+        InputError: The training records cannot be read or are not those of the run, or a key in
+            private/ that tells which they are is missing.
         StateError: A file in private/ is damaged.
     """
-    read = load_training_data(config, encoding.check)
-    data = replace(read, examples=list(read.examples))
+    data = load_training_data(config, encoding.check)
+    data = replace(data, examples=list(data.examples))
     kept: Sequence[int] = range(len(data.examples))
     unseen: Unseen | str
     if config.eval.held_out is None:
@@ -185,7 +171,7 @@ def read_run_records(run: Path, config: TrainConfig, encoding: Encoding) -> RunR
 def records_and_unseen(
     run: Path, config: TrainConfig, encoding: Encoding
 ) -> tuple[RunRecords | str, Unseen | str]:
-    """Returns the training records and others, or of either why they are not there, in words."""
+    """Return the training records and others, or for each of them why it is not available."""
     try:
         records = read_run_records(run, config, encoding)
     except InputError as error:
@@ -196,7 +182,7 @@ def records_and_unseen(
 
 
 def check_writes_texts(config: TrainConfig) -> TextTask:
-    """Returns a run's task, whose answers are texts."""
+    """Return a run's task; reject a task whose answers are not texts."""
     if not isinstance(config.task, TextTask):
         raise InputError(
             f"run must be of a model that writes texts, got task={config.task.name}, whose answers"
@@ -206,7 +192,7 @@ def check_writes_texts(config: TrainConfig) -> TextTask:
 
 
 def unseen_records(config: TrainConfig, check: Check = accept_all) -> Unseen | str:
-    """Returns the split that a run's task is scored on, or why there is none, in words."""
+    """Return the split that a run's task is scored on, or why there is none, in words."""
     if has_training_split_alone(config.task):
         return "the data are a training split alone, of which nothing was held out"
     if reads_training_split(config.task, config.eval):
@@ -221,10 +207,62 @@ def unseen_records(config: TrainConfig, check: Check = accept_all) -> Unseen | s
     return Unseen(records=records, split=config.eval.split, public=public)
 
 
+def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list[Canary]:
+    """Return the canaries of one kind that a run had, including those that were left out.
+
+    Their words and coins are generated again from the run's key, so that an edited file cannot make
+    an audit find canaries that never were.
+
+    Raises:
+        InputError: Their file is gone, or has another number of them.
+        StateError: They are not those of the run's key.
+    """
+    all_canaries = read_canaries(run.folder)
+    canaries = [canary for canary in all_canaries if canary.kind == kind]
+    if len(canaries) != wanted:
+        raise InputError(
+            f"{run.folder / CANARIES} must hold the run's {wanted} {noun}, got {len(canaries)};"
+            " without them audit=membership and audit=memorization can still be done."
+        )
+    key = read_secrets(run.folder).audit_key
+    if not key:
+        logger.warning(
+            "whether %s holds the run's own canaries is not checked without %s, which is gone",
+            run.folder / CANARIES,
+            run.folder / AUDIT_KEY,
+        )
+        return canaries
+    model = trained_model_of_run(run.folder, run.config)
+    task = model.fitted(run.config.task)
+    tokenizer = model.processor(task, model.head(task))
+    if make_canaries(run.config.audit, tokenizer, key) != all_canaries:
+        raise StateError(
+            f"{run.folder / CANARIES} holds other canaries or coins than {run.folder / AUDIT_KEY}"
+            " makes; put both back as they were."
+        )
+    return canaries
+
+
+def planned_trade_off(folder: Path) -> TradeOff | None:
+    """Return the trade-off curve of the noisy steps that a run took, by its plan.
+
+    If the plan is gone with the run's checkpoints, log a warning and return None.
+    """
+    if not checkpoints(folder / CHECKPOINTS):
+        logger.warning(
+            "%s is gone, and the plan with it: nothing is held against the plan's own curve",
+            folder / CHECKPOINTS,
+        )
+        return None
+    plan = find_resume_point(folder).plan()
+    streams = (read_run_ledger(folder) or NO_STEPS).streams
+    return mechanism_trade_off(plan.event(streams))
+
+
 def _kept_and_held_out(
     run: Path, config: TrainConfig, data: TrainingData
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Returns the places of the records that were kept, and of those held out."""
+    """Return the places of the records that were kept, and of those held out."""
     if not (run / HELD_OUT_KEY).exists():
         raise _missing_key(
             run, HELD_OUT_KEY, "by which those held out are told from those trained on"
@@ -295,71 +333,3 @@ def _other_records() -> InputError:
         "run must be audited on the training records that it was given, in the same order, got"
         " others; put them back as they were."
     )
-
-
-OWNERS_ALONE = "Private: for the owner of the run alone; epsilon does not cover it."
-WITHHELD = "audit={name}: what it found is private, and shown on a terminal alone."
-
-
-def audit(config: AuditConfig) -> Finding:
-    """Looks at a run and returns what it found, once it is written down."""
-    quiet_transformers()
-    saved, folder = saved_run(config.run), Path(config.run)
-    run = AuditedRun(
-        folder=folder,
-        config=saved,
-        privacy=privacy_of(folder),
-        device=config.train,
-        synthetic=None if config.synthetic is None else Path(config.synthetic),
-    )
-    with crash_kept(folder):
-        finding = config.audit.find(run)
-    with hold_run(folder):
-        if not finding.files:
-            finding = replace(finding, files=[keep(finding, config.audit.name, folder)])
-        if finding.released is not None:
-            release(finding, config.audit.name, folder)
-    return finding
-
-
-def keep(finding: Finding, name: str, folder: Path) -> str:
-    """Writes what was found into the run's private folder; returns a sentence that says where."""
-    path = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.json")
-    write_model(path, finding.record.replace(note=OWNERS_ALONE), mode=0o600)
-    page = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.html")
-    title = f"Audit: {name.replace('_', ' ')}"
-    rows = "\n".join(f"| {line(quantity)} | {line(value)} |" for quantity, value in finding.rows)
-    table = f"| quantity | value |\n|---|---|\n{rows}"
-    text = "\n\n".join([f"**{OWNERS_ALONE}**", f"# {title}", table, *map(line, finding.notes)])
-    figures = {"Figures": [Markup(figure) for figure in finding.figures.values()]}
-    text = render_page(title, text, figures)
-    write_text(page, text, mode=0o600)
-    return f"A page with plots, for the owner of the data alone: {page}"
-
-
-def release(finding: Finding, name: str, folder: Path) -> None:
-    """Adds to the run's report what follows from public things alone; epsilon stays as it is."""
-    privacy = privacy_of(folder)
-    audited = joined(Audited, privacy.audited or Audited(), **{name: finding.released})
-    for label, figure in finding.figures.items():
-        write_text(audit_path(folder, f"{AUDIT}/{name}-{label}.svg"), figure)
-    privacy = privacy.replace(audited=audited)
-    write_model(folder / PRIVACY, privacy)
-    write_report(folder, privacy)
-
-
-def show(finding: Finding, config: AuditConfig) -> None:
-    """Prints what was found and where it is kept; as JSON, one object on stdout.
-
-    What may not be released is shown on a terminal alone; a pipe, or the log of a job, is told
-    where it is (docs/dev/design.md, rule 8). JSON is for a program of the owner's, who asks for it.
-    """
-    if config.output == "json":
-        for sentence in finding.files:
-            logger.info("%s", sentence)
-        print(json_text(finding.record))
-        return
-    if finding.released is None and not sys.stdout.isatty():
-        terminal.show([WITHHELD.format(name=config.audit.name), *finding.files])
-        return
-    terminal.show([*(finding.parts or [Grid(rows=finding.rows), *finding.notes]), *finding.files])

@@ -1,35 +1,29 @@
-"""Base of audits: configuration, the run under audit, findings, and the registry of audits.
+"""Base class of audits, the registry of audits, and the ``audit`` section of ``dpft audit``.
 
-An audit is a module of ``dpft.audit.kinds`` whose class registers itself, a YAML in conf/audit, and
-a test. Importing this room imports no torch, and libraries of the ``audit`` extra are imported
-where an audit needs them.
+An audit is a module of this package whose class registers itself, a YAML in conf/audit, and a
+test. The module that declares an audit's configuration imports torch, transformers and modules
+that need them only inside functions, so that an invalid command is reported within a second.
 """
 
-import importlib
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from dpft.commands.splits import read_canaries
-from dpft.config.answers import Output
+from dpft.config.output_keys import Output
 from dpft.config.schema import TrainConfig
 from dpft.config.section import ChosenBy, Section, by_name
-from dpft.data.canaries import Canary, make_canaries
-from dpft.errors import InputError, StateError
-from dpft.kinds import Registry
+from dpft.errors import InputError
+from dpft.registry import (
+    Registry,
+)
 from dpft.reports.audit_findings import ExposureTable, GuessesInShort
-from dpft.reports.promises import RunPrivacy
+from dpft.reports.privacy_json import RunPrivacy
 from dpft.reports.terminal import Grid
-from dpft.run_folder import AUDIT_KEY, CANARIES
 from dpft.training.training_config import DeviceConfig
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,53 +70,16 @@ class Audit(Section, ABC):
 
     @abstractmethod
     def find(self, run: AuditedRun) -> Finding:
-        """Looks at a run."""
+        """Attack a run, and return what the attack shows.
+
+        Raises:
+            InputError: The run lacks what the audit needs.
+            StateError: A file of the run is damaged.
+        """
 
 
-AUDITS: Registry[type[Audit]] = Registry("dpft.audit.kinds", key="audit.name")
+AUDITS: Registry[type[Audit]] = Registry("dpft.audit", key="audit.name")
 """Every audit by name."""
-
-
-def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list[Canary]:
-    """Returns the canaries of one kind that a run had, those left out among them.
-
-    Words and coins are made anew of the run's key: others would have an audit find what never was.
-
-    Raises:
-        InputError: Their file is gone, or holds another number of them.
-        StateError: They are not those of the run's key.
-    """
-    from dpft.commands.interrupted_run import read_secrets
-
-    every = read_canaries(run.folder)
-    canaries = [canary for canary in every if canary.kind == kind]
-    if len(canaries) != wanted:
-        raise InputError(
-            f"{run.folder / CANARIES} must hold the run's {wanted} {noun}, got {len(canaries)};"
-            " without them audit=membership and audit=memorization can still be done."
-        )
-    key = read_secrets(run.folder).audit_key
-    if not key:
-        logger.warning(
-            "whether %s holds the run's own canaries is not checked without %s, which is gone",
-            run.folder / CANARIES,
-            run.folder / AUDIT_KEY,
-        )
-    elif make_canaries(run.config.audit, _tokenizer_of(run), key) != every:
-        raise StateError(
-            f"{run.folder / CANARIES} holds other canaries or coins than {run.folder / AUDIT_KEY}"
-            " makes; put both back as they were."
-        )
-    return canaries
-
-
-def _tokenizer_of(run: AuditedRun) -> Any:
-    """Returns the tokenizer of whose vocabulary a run's canaries were made."""
-    from dpft.commands.task_model import trained_model_of_run
-
-    model = trained_model_of_run(run.folder, run.config)
-    task = model.fitted(run.config.task)
-    return model.processor(task, model.head(task))
 
 
 HiddenPart = Literal["continuation", "spans"]
@@ -153,14 +110,3 @@ class AuditConfig(Section):
             raise InputError(
                 f"synthetic=FILE is for audit=synthetic, got audit={self.audit.name}; drop one."
             )
-
-
-def import_extra(module: str) -> ModuleType:
-    """Returns a module of the ``audit`` extra."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise InputError(
-            f"this audit needs {package}, of the extra: pip install 'dpft[audit]'."
-        ) from error

@@ -1,4 +1,4 @@
-"""Exposure in bits of repeated canaries: how much likelier a model finds one than all alternatives.
+"""``audit=exposure``: rank repeated canaries among all alternatives by their likelihood.
 
 Carlini et al. 2019, "The secret sharer" (arXiv 1802.08232). A canary is a fixed prefix and a suffix
 drawn at random from a space R. The model gives every suffix of R a log-perplexity (bits, summed
@@ -24,29 +24,83 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import log
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.integrate import trapezoid
-from scipy.special import log_ndtr
 
-from dpft.audit.audited_run import Scorer
-from dpft.audit.base import Finding
-from dpft.audit.plots import exposure_histogram
-from dpft.data.canaries import FEWEST_SUFFIXES, Canary, SuffixTokens, suffix_tokens
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding
+from dpft.constants import (
+    SEQ2SEQ,
+)
+from dpft.data.canaries import (
+    EXPOSURE,
+    FEWEST_SUFFIXES,
+    Canary,
+    SuffixTokens,
+    suffix_tokens,
+    vocabulary,
+    whole_words,
+)
 from dpft.data.training_records import batched
 from dpft.errors import InputError
 from dpft.generation.decoding import evaluation_mode
-from dpft.kinds import SEQ2SEQ
-from dpft.models.losses import token_logits
 from dpft.privacy.plan import EXAMPLE
 from dpft.reports.audit_findings import ExposureGroup, ExposureTable, Spread
-from dpft.reports.promises import OpenRun, RunPrivacy
-from dpft.strict_model import Probability, Versioned, joined
+from dpft.reports.privacy_json import OpenRun, RunPrivacy
+from dpft.strict_model import AtLeastOne, Probability, Versioned, merge_models
 from dpft.tasks.base import Task
+
+if TYPE_CHECKING:
+    from dpft.audit.audited_run import Scorer
+
+
+@AUDITS.register("exposure")
+class ExposureConfig(Audit):
+    """conf/audit/exposure.yaml."""
+
+    batch_size: AtLeastOne = 256
+    """How many beginnings of suffixes are read at once; memory and speed only."""
+
+    def find(self, run: AuditedRun) -> Finding:
+        """See ``Audit.find``."""
+        from dpft.audit.audited_run import kept_canaries, trained, untrained
+        from dpft.commands.progress_bars import (
+            batch_progress,
+        )
+        from dpft.evaluation.evaluate import counter
+
+        canary_config = run.config.audit
+        if not canary_config.exposure_canaries:
+            raise InputError(
+                "audit=exposure needs a run with canaries that are repeated, got one with"
+                " audit.exposure_canaries=0; train it anew with audit.exposure_canaries=5, say."
+            )
+        canary_config.check_suffixes()
+        wanted = canary_config.exposure_canaries * (1 + len(canary_config.repetitions))
+        canaries = kept_canaries(run, EXPOSURE, wanted, noun="canaries")
+        suffixes = canary_config.vocabulary**canary_config.suffix_words
+        total = 2 * len(canaries) * suffixes
+        # How many suffixes there are follows from the configuration: no record is read.
+        with batch_progress("audit=exposure", timed=True) as show:
+            count = counter("suffixes", total, show)
+            after = _exposures(run, trained(run, self.batch_size), canaries, count)
+            before = _exposures(run, untrained(run, self.batch_size), canaries, count)
+        return finding(canaries, after, before, run.privacy)
+
+
+def _exposures(
+    run: AuditedRun, scorer: "Scorer", canaries: Sequence[Canary], count: Callable[[int], None]
+) -> "list[Exposed]":
+    """Return the exposure of each canary in one model, which the caller does not keep."""
+    from dpft.data.encoding import TokenEncoding
+
+    assert isinstance(scorer.encoding, TokenEncoding)  # canaries are words
+    words = vocabulary(run.config.audit, whole_words(scorer.encoding.tokenizer))
+    return [
+        exposed(*suffix_scores(scorer, run.config.task, canary, words, on_scored=count))
+        for canary in canaries
+    ]
 
 
 class ExposureAudit(ExposureTable, Versioned):
@@ -90,7 +144,7 @@ class SkewNormal:
     count: int
 
     def exposure(self, log_perplexity: float) -> float:
-        """Returns minus log2 of the mass at or below a log-perplexity, in bits.
+        """Return minus log2 of the mass at or below a log-perplexity, in bits.
 
         Its error is below 1e-3 bits also where that mass is far below the smallest float.
         """
@@ -103,11 +157,13 @@ class SkewNormal:
         return -self._log_tail(place) / math.log(2)
 
     def _log_tail(self, place: float) -> float:
-        """Returns the logarithm of the mass below a place in the lower tail.
+        """Return the logarithm of the mass below a place in the lower tail.
 
         The logarithm of the density is concave, so from there on down it falls at least as fast as
         at first: the integral is that of an exponential, times a factor that is integrated.
         """
+        from scipy.integrate import trapezoid
+
         slope = self._log_density(np.array([place])) - self._log_density(np.array([place - 1e-5]))
         decay = float(slope[0]) / 1e-5
         lengths = np.linspace(0.0, REACH, STEPS + 1)
@@ -116,13 +172,15 @@ class SkewNormal:
         return float(density[0]) + math.log(trapezoid(weights, lengths) / decay)
 
     def _log_density(self, place: NDArray[np.float64]) -> NDArray[np.float64]:
+        from scipy.special import log_ndtr
+
         log_normal = -(place**2) / 2 - math.log(2 * math.pi) / 2
         density: NDArray[np.float64] = math.log(2) + log_normal + log_ndtr(self.shape * place)
         return density
 
 
 def exact_exposure(log_perplexity: float, candidates: ArrayLike) -> float:
-    """Returns the exposure of a canary by its rank among all suffixes.
+    """Return the exposure of a canary by its rank among all suffixes.
 
     Args:
         log_perplexity: Of the canary's suffix, as computed among the candidates.
@@ -141,7 +199,7 @@ def exact_exposure(log_perplexity: float, candidates: ArrayLike) -> float:
 
 
 def fit_skew_normal(sample: ArrayLike) -> SkewNormal:
-    """Returns the skew-normal distribution of most likelihood for some log-perplexities.
+    """Return the skew-normal distribution of most likelihood for some log-perplexities.
 
     Args:
         sample: Those of suffixes drawn evenly from all, shape (s,), in bits; all of them where
@@ -171,7 +229,7 @@ def fit_skew_normal(sample: ArrayLike) -> SkewNormal:
 
 
 def chance_bound(exposure: float, *, epsilon: float, delta: float) -> float:
-    """Returns how probable at most so large an exposure is of a canary trained on once.
+    """Return how probable at most so large an exposure is of a canary trained on once.
 
     Args:
         exposure: In bits, by exact rank.
@@ -182,7 +240,7 @@ def chance_bound(exposure: float, *, epsilon: float, delta: float) -> float:
 
 
 def mean_bound(*, epsilon: float, delta: float, candidates: int) -> float:
-    """Returns how large the mean exposure of canaries trained on once can be, in bits.
+    """Return how large the mean exposure of canaries trained on once can be, in bits.
 
     The integral of ``chance_bound``: (epsilon + 1) / ln 2, and delta for each bit there is.
 
@@ -203,7 +261,7 @@ def _finite(values: ArrayLike) -> NDArray[np.float64]:
 
 
 def suffix_scores(
-    scorer: Scorer,
+    scorer: "Scorer",
     task: Task,
     canary: Canary,
     words: Sequence[str],
@@ -211,8 +269,10 @@ def suffix_scores(
     on_scored: Callable[[int], None] = lambda suffixes: None,
 ) -> tuple[float, NDArray[np.float64]]:
     """Return the log-perplexities of a canary's suffix and of every possible suffix, in bits."""
+    import torch
+
     table = suffix_tokens(scorer.encoding, task, canary, words)
-    everything = np.zeros(1)
+    log_perplexities = np.zeros(1)
     with evaluation_mode(scorer.model), torch.no_grad():
         for place in range(len(canary.learned)):
             contexts = product(range(len(words)), repeat=place)
@@ -221,15 +281,16 @@ def suffix_scores(
                 bits.append(_bits_of_words(scorer, task, canary, words, table, batch, place))
                 if place == len(canary.learned) - 1:
                     on_scored(len(batch) * len(words))
-            everything = (everything[:, None] + np.concatenate(bits)).reshape(-1)
+            extended = log_perplexities[:, None] + np.concatenate(bits)
+            log_perplexities = extended.reshape(-1)
     number = 0
     for word in canary.learned:
         number = number * len(words) + words.index(word)
-    return float(everything[number]), everything
+    return float(log_perplexities[number]), log_perplexities
 
 
 def _bits_of_words(
-    scorer: Scorer,
+    scorer: "Scorer",
     task: Task,
     canary: Canary,
     words: Sequence[str],
@@ -238,6 +299,8 @@ def _bits_of_words(
     place: int,
 ) -> NDArray[np.float64]:
     """Return the log-perplexity of each word at a place after each context, shape (c, v)."""
+    from dpft.models.losses import token_logits
+
     missing = [words[0]] * (len(table.places) - place)
     suffixes = [[*(words[at] for at in context), *missing] for context in contexts]
     rows = scorer.encoding.rows(
@@ -246,7 +309,7 @@ def _bits_of_words(
     batch = scorer.encoding.layout.collate(rows).to(scorer.model.device)
     late = 0 if batch.kind == SEQ2SEQ else 1
     logits = token_logits(scorer.model, batch)[:, table.places[place] - late]
-    bits = -logits.double().log_softmax(dim=-1) / log(2)
+    bits = -logits.double().log_softmax(dim=-1) / math.log(2)
     word_bits: NDArray[np.float64] = bits[:, list(table.ids[place])].cpu().numpy()
     return word_bits
 
@@ -282,36 +345,42 @@ def finding(
     privacy: RunPrivacy,
 ) -> Finding:
     """Return the finding of the audit: exposures by number of repetitions."""
+    from dpft.audit.plots import exposure_histogram
+
     places: dict[int, list[int]] = {}
     for place, canary in enumerate(canaries):
         places.setdefault(canary.copies, []).append(place)
-    groups = [_group(number, places[number], after, before) for number in sorted(places)]
-    rows = [_row(group) for group in groups]
+    groups, rows = [], []
+    bits_by_rank: dict[str, list[float]] = {}
+    for copies, group_places in sorted(places.items()):
+        bits = [after[at].exact for at in group_places]
+        group = ExposureGroup(
+            copies=copies,
+            canaries=len(group_places),
+            exact=_spread(bits),
+            fitted=_spread([after[at].fitted for at in group_places]),
+            exact_before=_spread([before[at].exact for at in group_places]),
+            goodness_of_fit=max(after[at].goodness_of_fit for at in group_places),
+        )
+        groups.append(group)
+        phrases = {0: "never inserted", 1: "inserted once"}
+        inserted = phrases.get(copies, f"inserted {copies} times")
+        bits_by_rank[inserted] = bits
+        value = (
+            f"{_bits(group.exact)} bits by rank, {_bits(group.fitted)} by fit (K-S"
+            f" {group.goodness_of_fit:.3f}), {_bits(group.exact_before)} before fine-tuning;"
+            f" canaries: {group.canaries}"
+        )
+        rows.append((f"exposure, {inserted}", value))
     largest = math.log2(after[0].suffixes)
     released = ExposureTable(repetitions=tuple(groups), rows=tuple(rows), largest_exposure=largest)
     worst = max(exposure.goodness_of_fit for exposure in after)
-    shown = {
-        _insertions(copies): [after[at].exact for at in places[copies]] for copies in sorted(places)
-    }
     return Finding(
-        record=joined(ExposureAudit, released, goodness_of_fit=worst),
+        record=merge_models(ExposureAudit, released, goodness_of_fit=worst),
         rows=[*rows, ("the most that a rank can show", f"{largest:.2f} bits")],
         notes=_notes(groups, privacy, canaries, after),
-        figures={"exposure": exposure_histogram(shown, bits=largest)},
+        figures={"exposure": exposure_histogram(bits_by_rank, bits=largest)},
         released=released,
-    )
-
-
-def _group(
-    copies: int, places: Sequence[int], after: Sequence[Exposed], before: Sequence[Exposed]
-) -> ExposureGroup:
-    return ExposureGroup(
-        copies=copies,
-        canaries=len(places),
-        exact=_spread([after[at].exact for at in places]),
-        fitted=_spread([after[at].fitted for at in places]),
-        exact_before=_spread([before[at].exact for at in places]),
-        goodness_of_fit=max(after[at].goodness_of_fit for at in places),
     )
 
 
@@ -320,22 +389,8 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(mean=statistics.fmean(values), standard_deviation=deviation)
 
 
-def _row(group: ExposureGroup) -> tuple[str, str]:
-    value = (
-        f"{_bits(group.exact)} bits by rank, {_bits(group.fitted)} by fit (K-S"
-        f" {group.goodness_of_fit:.3f}), {_bits(group.exact_before)} before fine-tuning; canaries:"
-        f" {group.canaries}"
-    )
-    return f"exposure, {_insertions(group.copies)}", value
-
-
 def _bits(spread: Spread) -> str:
     return f"{spread.mean:.2f} ± {spread.standard_deviation:.2f}"
-
-
-def _insertions(copies: int) -> str:
-    phrases = {0: "never inserted", 1: "inserted once"}
-    return phrases.get(copies, f"inserted {copies} times")
 
 
 def _notes(

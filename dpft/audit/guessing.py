@@ -1,4 +1,4 @@
-"""Statistics of audits in one run: from guesses about canaries to lower bounds of epsilon.
+"""Statistics of one-run audits: turn right and wrong guesses into lower bounds of epsilon.
 
 Each of m canaries is included in the training by a fair coin of its own. An attack gives every
 canary a score, higher where it is more likely included, guesses "in" of the highest and "out" of
@@ -222,7 +222,7 @@ def find_contradiction(
     confidence: float = 0.95,
     choices: int = CHOICES,
 ) -> Contradiction:
-    """Returns whether the scores are possible under a trade-off curve, the plan's for instance.
+    """Return whether the scores are possible under a trade-off curve, the plan's for instance.
 
     Guarantees:
         A mechanism whose curve lies nowhere below ``trade_off`` is contradicted with a probability
@@ -242,7 +242,7 @@ def find_contradiction(
 def find_contradiction_independent(
     scores: ArrayLike, included: ArrayLike, trade_off: TradeOff, *, confidence: float = 0.95
 ) -> Contradiction:
-    """Returns whether the accuracy of guesses about all canaries is possible under a curve.
+    """Return whether the accuracy of guesses about all canaries is possible under a curve.
 
     Guesses about only some canaries are not bounded by it: the surest would be chosen.
 
@@ -274,7 +274,7 @@ def _contradiction(
 
 
 def epsilon_lower_bound(outcome: Outcome, *, delta: float, confidence: float = 0.95) -> float:
-    """Returns the largest epsilon that the outcome contradicts; 0 where it contradicts none.
+    """Return the largest epsilon that the outcome contradicts; 0 where it contradicts none.
 
     Args:
         outcome: Of guesses whose number was fixed without regard to the coins.
@@ -297,7 +297,7 @@ def _epsilon_lower_bound(outcome: Outcome, delta: float, level: float) -> float:
 
 
 def p_value_of_epsilon(outcome: Outcome, delta: float) -> Callable[[float], float]:
-    """Returns a bound of the chance of as many right guesses under (eps, delta)-DP, by epsilon."""
+    """Return a bound of the chance of as many right guesses under (eps, delta)-DP, by epsilon."""
     guesses, correct = outcome.guesses, outcome.correct
     added = 2 * outcome.canaries * delta
     fewer = np.arange(correct - 1, -1, -1)
@@ -319,7 +319,7 @@ def p_value_of_epsilon(outcome: Outcome, delta: float) -> Callable[[float], floa
 
 
 def p_value(trade_off: TradeOff, outcome: Outcome) -> float:
-    """Returns an upper bound of the chance of as many right guesses under a trade-off curve."""
+    """Return an upper bound of the chance of as many right guesses under a trade-off curve."""
     if not is_impossible(trade_off, outcome, 1.0):
         return 1.0
     low, high = 0.0, 1.0
@@ -330,7 +330,7 @@ def p_value(trade_off: TradeOff, outcome: Outcome) -> float:
 
 
 def mu_lower_bound(outcome: Outcome, *, confidence: float = 0.95) -> float:
-    """Returns the largest mu of Gaussian curves that the outcome contradicts; 0 if it does none.
+    """Return the largest mu of Gaussian curves that the outcome contradicts; 0 if it does none.
 
     Guarantees:
         A mechanism that is mu-Gaussian-DP in each canary gets a bound above mu with a probability
@@ -346,14 +346,14 @@ def _mu_lower_bound(outcome: Outcome, level: float) -> float:
 
 
 def epsilon_lower_if_gaussian(outcome: Outcome, *, delta: float, confidence: float = 0.95) -> float:
-    """Returns the epsilon of ``mu_lower_bound``: a lower bound where the curve is Gaussian."""
+    """Return the epsilon of ``mu_lower_bound``: a lower bound where the curve is Gaussian."""
     check_delta(delta)
     mu = mu_lower_bound(outcome, confidence=confidence)
     return gaussian_epsilon(mu, max(delta, LEAST_DELTA)) if mu > 0 else 0.0
 
 
 def is_impossible(trade_off: TradeOff, outcome: Outcome, chance: float) -> bool:
-    """Returns whether ``correct`` or more right guesses cannot have this chance under the curve."""
+    """Return whether ``correct`` or more right guesses cannot have this chance under the curve."""
     guesses, correct = outcome.guesses, outcome.correct
     most = guesses / outcome.canaries * (1 + ROUNDING)
     right = chance * correct / outcome.canaries
@@ -371,7 +371,7 @@ def is_impossible(trade_off: TradeOff, outcome: Outcome, chance: float) -> bool:
 
 
 def largest_accuracy(trade_off: TradeOff) -> float:
-    """Returns how often, at most, the coin of one canary can be guessed right under a curve.
+    """Return how often, at most, the coin of one canary can be guessed right under a curve.
 
     >>> round(largest_accuracy(GaussianTradeOff(1.0)), 4)  # Phi(1/2)
     0.6915
@@ -384,7 +384,7 @@ def largest_accuracy(trade_off: TradeOff) -> float:
 
 
 def guess_counts(canaries: int, choices: int = CHOICES) -> tuple[int, ...]:
-    """Returns which numbers of guesses an audit tries: all of the canaries, then fewer.
+    """Return which numbers of guesses an audit tries: all of the canaries, then fewer.
 
     They fall evenly in ratio, to a twentieth of the canaries, and never depend on a score.
 
@@ -399,7 +399,7 @@ def guess_counts(canaries: int, choices: int = CHOICES) -> tuple[int, ...]:
 def guess_outcomes(
     scores: ArrayLike, included: ArrayLike, *, choices: int = CHOICES
 ) -> tuple[Outcome, ...]:
-    """Returns the outcome of guessing by the scores, for each number of ``guess_counts``.
+    """Return the outcome of guessing by the scores, for each number of ``guess_counts``.
 
     The guesses are shared out between "in" and "out" as the scores fall into two groups
     (``_split``), so that a model which separates the two perfectly makes no wrong guess only
@@ -423,7 +423,7 @@ def guess_outcomes(
 def count_right(
     scores: ArrayLike, included: ArrayLike
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Returns how many are right of the first k guesses of "in", of "out", and the split.
+    """Return how many are right of the first k guesses of "in", of "out", and the split.
 
     Of equal scores those for which the guess is wrong come first.
 
@@ -458,7 +458,7 @@ def count_right(
 
 
 def _split(ascending: NDArray[np.float64]) -> int:
-    """Returns how many of the scores count as low: where the widest gap near the middle is.
+    """Return how many of the scores count as low: where the widest gap near the middle is.
 
     Near the middle is within ``DEVIATIONS`` standard deviations of the number of coins that fall
     on one side; of equally wide gaps the one nearest to the middle counts.
@@ -476,13 +476,13 @@ def _split(ascending: NDArray[np.float64]) -> int:
 
 
 def check_delta(delta: float) -> None:
-    """Refuses a delta outside [0, 1)."""
+    """Reject a delta outside [0, 1)."""
     if not 0 <= delta < 1:
         raise InputError(f"delta must be in [0, 1), got {delta}; take that of the run's report.")
 
 
 def confidence_of_each(confidence: float, choices: int) -> float:
-    """Returns the confidence of each of some bounds that hold at once in ``confidence``.
+    """Return the confidence of each of some bounds that hold at once in ``confidence``.
 
     Bonferroni's correction: whichever of them is then reported, for instance the largest, holds
     with the confidence asked for.
@@ -497,7 +497,7 @@ def confidence_of_each(confidence: float, choices: int) -> float:
 
 
 def largest_rejected(rejects: Callable[[float], bool]) -> float:
-    """Returns the largest value from 0 on that a test rejects, 0 where it rejects none.
+    """Return the largest value from 0 on that a test rejects, 0 where it rejects none.
 
     Args:
         rejects: Whether a value is rejected; where it rejects a value, it rejects every smaller

@@ -1,14 +1,17 @@
-"""Membership inference: scores of records from models' log-likelihoods, and what they show.
+"""``audit=membership``: can an attack tell the run's training records from other records?
+
+Attacks use the loss (Yeom et al. 2018), the loss compared with that of the model before
+fine-tuning, and with reference runs RMIA (Zarifzadeh et al. 2024) and LiRA (Carlini et al. 2022).
+All findings are private: the score of a record depends on the record, and no epsilon covers it.
 
 Score functions take natural logarithms of what models say of records, shape (n,) or, of k reference
 models, (k, n), and return a score for each record, shape (n,), higher where the record is more
-likely to have been trained on. `audit_membership` attacks a run by its own records; all of its
-findings are private: which record scores how is of the records, and no epsilon covers it.
+likely to have been trained on.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,9 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 from scipy.special import logsumexp
 
-from dpft.audit.audited_run import Scorer, Unseen, read_run_records, trained, untrained
-from dpft.audit.base import AuditedRun, Finding
-from dpft.audit.one_run import planned_trade_off
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding
 from dpft.audit.plots import roc_plot
 from dpft.audit.trade_off import (
     OperatingPoints,
@@ -34,9 +35,92 @@ from dpft.commands.ledger_account import saved_run
 from dpft.errors import InputError
 from dpft.evaluation.predictions import spread
 from dpft.privacy.plan import EXAMPLE
-from dpft.reports.promises import OpenRun
+from dpft.reports.privacy_json import OpenRun
 from dpft.strict_model import AtLeastOne, Count, Probability, StrictModel, Versioned
-from dpft.tasks.base import Record
+
+Numbers = NDArray[np.float64]
+LEAST_DEVIATION = 1e-6
+"""Below it, what differs between reference models is rounding."""
+LIMITS = (0.01, 0.001)
+"""False positive rates at which true ones are told."""
+CONFIDENCE = 0.95
+LIRA_RUNS = 2
+"""Reference runs that LiRA needs."""
+
+
+@AUDITS.register("membership")
+class MembershipConfig(Audit):
+    """conf/audit/membership.yaml."""
+
+    reference_runs: tuple[str, ...] = ()
+    """Folders of runs of the same task and model, trained on other records of the same kind."""
+    limit: AtLeastOne = 1000
+    """Most records of those trained on, and of others, evenly spread over them."""
+    batch_size: AtLeastOne = 32
+    """How many of the longest records are read at once; memory and speed only."""
+
+    def _check_fields(self) -> None:
+        if len(set(self.reference_runs)) < len(self.reference_runs):
+            raise InputError("audit.reference_runs must name different runs.")
+
+    def find(self, run: AuditedRun) -> Finding:
+        """See ``Audit.find``."""
+        from dpft.audit.audited_run import Unseen, read_run_records, trained, untrained
+
+        reference_runs = [_reference(run, folder) for folder in self.reference_runs]
+
+        # 1. Records that the run was trained on, and records that it was not trained on.
+        scorer = trained(run, self.batch_size)
+        read = read_run_records(run.folder, run.config, scorer.encoding)
+        if not isinstance(read.unseen, Unseen) or not read.unseen.records:
+            why = read.unseen if isinstance(read.unseen, str) else "the other split is empty"
+            raise InputError(
+                "audit=membership needs records that were not trained on, and"
+                f" {why.rstrip('.')}; train a run with eval.held_out=0.1, for instance."
+            )
+        # A record is scored by its first chunk, which a unit of too many chunks may have lost.
+        chunks = zip(read.training, read.rows, strict=True)
+        members = [record for record, numbers in chunks if 0 in numbers]
+        others = scorer.encoding.readable(read.unseen.records)
+        members = [members[at] for at in spread(len(members), self.limit)]
+        others = [others[at] for at in spread(len(others), self.limit)]
+        records = [*members, *others]
+        is_member = np.arange(len(records)) < len(members)
+
+        # 2. What each model says of them; only one model is in memory at a time.
+        after = np.array(scorer.log_likelihoods(records))
+        del scorer
+        before = np.array(untrained(run, self.batch_size).log_likelihoods(records))
+        references = np.array(
+            [
+                trained(reference, self.batch_size).log_likelihoods(records)
+                for reference in reference_runs
+            ]
+        )
+
+        # 3. The attacks, and the most that the mechanism allows.
+        curves = attack_curves(is_member, after, before, references)
+        bound_or_reason = _bound(run)
+        bound = None if isinstance(bound_or_reason, str) else bound_or_reason
+        return Finding(
+            record=MembershipAudit(
+                attacks={name: _attack(curve, bound) for name, curve in curves.items()},
+                members=len(members),
+                non_members=len(others),
+                non_members_of=read.unseen.split,
+                reference_runs=len(reference_runs),
+            ),
+            rows=[row for name, curve in curves.items() for row in _rows(name, curve, bound)],
+            notes=[
+                f"{len(members)} records that were trained on, {len(others)} that were not"
+                f" ({read.unseen.split}). Where these are another split, attacks may tell the"
+                " splits apart, and not what was trained on; records held out of one file"
+                " (eval.held_out) differ in nothing else. Reference runs must not have seen the"
+                " records; they are as private as what they were trained on.",
+                *_verdict(curves, bound_or_reason),
+            ],
+            figures={"roc": roc_plot(curves, trade_off=bound)},
+        )
 
 
 class AllowedAttack(StrictModel):
@@ -82,18 +166,13 @@ class MembershipAudit(Versioned):
     """Each attack by its name."""
 
 
-Numbers = NDArray[np.float64]
-LEAST_DEVIATION = 1e-6
-"""Below it, what differs between reference models is rounding."""
-
-
 def rmia_scores(
     log_likelihoods: ArrayLike,
     references_out: ArrayLike,
     population: ArrayLike,
     population_references: ArrayLike,
 ) -> Numbers:
-    """Returns robust membership scores (RMIA: Zarifzadeh et al. 2024, arXiv 2312.03262).
+    """Return robust membership scores (RMIA: Zarifzadeh et al. 2024, arXiv 2312.03262).
 
     The share of population records z that x dominates: (p(x) / P(x)) / (p(z) / P(z)) >= 1, with p
     of the model under attack and P the mean over reference models. One reference model is enough.
@@ -116,7 +195,7 @@ def rmia_scores(
 
 
 def lira_scores(log_likelihoods: ArrayLike, references_out: ArrayLike) -> Numbers:
-    """Returns offline LiRA scores (Carlini et al. 2022, arXiv 2112.03570).
+    """Return offline LiRA scores (Carlini et al. 2022, arXiv 2112.03570).
 
     By how many standard deviations a record's log-likelihood exceeds the mean of reference models
     not trained on it: their test of a Gaussian fitted to these, whose probability grows with it.
@@ -142,7 +221,7 @@ def lira_scores(log_likelihoods: ArrayLike, references_out: ArrayLike) -> Number
 
 
 def _log_mean(log_likelihoods: ArrayLike, target: Numbers) -> Numbers:
-    """Returns the logarithm of the mean likelihood over models, shape (n,)."""
+    """Return the logarithm of the mean likelihood over models, shape (n,)."""
     rows = _same_records(_finite(log_likelihoods, "log-likelihoods of references", 2), target)
     means: Numbers = logsumexp(rows, axis=0) - math.log(len(rows))
     return means
@@ -168,83 +247,6 @@ def _same_records(values: Numbers, target: Numbers) -> Numbers:
     return values
 
 
-LIMITS = (0.01, 0.001)
-"""False positive rates at which true ones are told."""
-CONFIDENCE = 0.95
-LIRA_RUNS = 2
-"""Reference runs that LiRA needs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Records:
-    """Members and other records, which models score."""
-
-    members: Sequence[Record]
-    others: Sequence[Record]
-    split: str
-    """Where the others are from."""
-
-    @property
-    def all(self) -> list[Record]:
-        """Both, members first."""
-        return [*self.members, *self.others]
-
-    @property
-    def inside(self) -> NDArray[np.bool_]:
-        """Of each, whether it is a member."""
-        return np.arange(len(self.members) + len(self.others)) < len(self.members)
-
-
-def audit_membership(
-    run: AuditedRun, *, references: Sequence[str], limit: int, batch_size: int
-) -> Finding:
-    """Attack a run with records that it was trained on and records that it was not trained on.
-
-    Raises:
-        InputError: There are no other records, or it is not known which records were trained on,
-            or a reference run has another task or model.
-    """
-    others = [_reference(run, folder) for folder in references]
-    scorer = trained(run, batch_size)
-    records = _records(run, scorer, limit)
-    after = np.array(scorer.log_likelihoods(records.all))
-    del scorer  # one model at a time
-    before = np.array(untrained(run, batch_size).log_likelihoods(records.all))
-    log_likelihoods = [trained(other, batch_size).log_likelihoods(records.all) for other in others]
-    curves = _curves(records.inside, after, before, np.array(log_likelihoods))
-    bound_or_reason = _bound(run)
-    bound = None if isinstance(bound_or_reason, str) else bound_or_reason
-    return Finding(
-        record=MembershipAudit(
-            attacks={name: _entry(curve, bound) for name, curve in curves.items()},
-            members=len(records.members),
-            non_members=len(records.others),
-            non_members_of=records.split,
-            reference_runs=len(references),
-        ),
-        rows=[row for name, curve in curves.items() for row in _rows(name, curve, bound)],
-        notes=_notes(records, curves, bound_or_reason),
-        figures={"roc": roc_plot(curves, trade_off=bound)},
-    )
-
-
-def _records(run: AuditedRun, scorer: Scorer, limit: int) -> Records:
-    read = read_run_records(run.folder, run.config, scorer.encoding)
-    if not isinstance(read.unseen, Unseen) or not read.unseen.records:
-        why = read.unseen if isinstance(read.unseen, str) else "the other split is empty"
-        raise InputError(
-            "audit=membership needs records that were not trained on, and"
-            f" {why.rstrip('.')}; train a run with eval.held_out=0.1, for instance."
-        )
-    # A record is scored by its first chunk, which a unit of too many chunks may have lost.
-    trained = [record for record, rows in zip(read.training, read.rows, strict=True) if 0 in rows]
-    kept = [
-        [side[at] for at in spread(len(side), limit)]
-        for side in (trained, scorer.encoding.readable(read.unseen.records))
-    ]
-    return Records(members=kept[0], others=kept[1], split=read.unseen.split)
-
-
 def _reference(run: AuditedRun, folder: str) -> AuditedRun:
     """Return a reference run; reject one of another task or model."""
     if Path(folder).resolve() == run.folder.resolve():
@@ -260,35 +262,37 @@ def _reference(run: AuditedRun, folder: str) -> AuditedRun:
     return replace(run, folder=Path(folder), config=config.replace(task=run.config.task))
 
 
-def _curves(
-    inside: NDArray[np.bool_], after: Numbers, before: Numbers, references: Numbers
+def attack_curves(
+    is_member: NDArray[np.bool_], after: Numbers, before: Numbers, references: Numbers
 ) -> dict[str, RocCurve]:
-    """Returns the curve of each attack by its name.
+    """Return the curve of each attack by its name.
 
     The loss itself is Yeom et al. 2018 (arXiv 1709.01604); beside the model before fine-tuning it
     is a likelihood ratio (Carlini et al. 2021, arXiv 2012.07805; Mireshghallah et al. 2022, arXiv
     2203.03929): what every model of the language finds easy no longer counts.
     """
     curves = {
-        "loss": roc_curve(after, inside),
-        "loss beside the model before": roc_curve(after - before, inside),
+        "loss": roc_curve(after, is_member),
+        "loss beside the model before": roc_curve(after - before, is_member),
     }
     if len(references) >= LIRA_RUNS:
-        curves["LiRA"] = roc_curve(lira_scores(after, references), inside)
-    others = np.flatnonzero(~inside)
+        curves["LiRA"] = roc_curve(lira_scores(after, references), is_member)
+    others = np.flatnonzero(~is_member)
     if len(references) and len(others) > 1:
         # Every second non-member is the population, and is not asked about itself.
         population = others[::2]
-        asked = np.setdiff1d(np.arange(len(inside)), population)
+        asked = np.setdiff1d(np.arange(len(is_member)), population)
         scores = rmia_scores(
             after[asked], references[:, asked], after[population], references[:, population]
         )
-        curves["RMIA"] = roc_curve(scores, inside[asked])
+        curves["RMIA"] = roc_curve(scores, is_member[asked])
     return curves
 
 
 def _bound(run: AuditedRun) -> TradeOff | str:
-    """Returns the trade-off curve that bounds attacks on a record, or why none does, in words."""
+    """Return the trade-off curve that bounds attacks on a record, or why none does, in words."""
+    from dpft.audit.audited_run import planned_trade_off
+
     if isinstance(run.privacy, OpenRun):
         return "The run was trained without privacy: nothing bounds an attack."
     if run.privacy.plan.unit != EXAMPLE:
@@ -303,7 +307,7 @@ def _bound(run: AuditedRun) -> TradeOff | str:
     return gone if planned is None else planned
 
 
-def _entry(curve: RocCurve, bound: TradeOff | None) -> Attack:
+def _attack(curve: RocCurve, bound: TradeOff | None) -> Attack:
     one_percent, one_in_thousand = LIMITS
     return Attack(
         auc=curve.auc,
@@ -332,32 +336,24 @@ def _rows(name: str, curve: RocCurve, bound: TradeOff | None) -> list[tuple[str,
     return rows
 
 
-def _notes(records: Records, curves: Mapping[str, RocCurve], bound: TradeOff | str) -> list[str]:
-    notes = [
-        f"{len(records.members)} records that were trained on, {len(records.others)} that were not"
-        f" ({records.split}). Where these are another split, attacks may tell the splits apart, and"
-        " not what was trained on; records held out of one file (eval.held_out) differ in nothing"
-        " else. Reference runs must not have seen the records; they are as private as what they"
-        " were trained on."
-    ]
+def _verdict(curves: Mapping[str, RocCurve], bound: TradeOff | str) -> list[str]:
+    """Return why nothing bounds an attack, or which attacks are above the bound, if any."""
     if isinstance(bound, str):
-        return [*notes, bound]
-    looks = len(curves) * len(LIMITS)
-    sure = 1 - (1 - CONFIDENCE) / looks
-    above = [
-        f"{name} at {100 * limit:g} %"
-        for name, curve in curves.items()
-        for limit in LIMITS
-        if operating_point(curve, limit, sure).true_positive_rate.lower
-        > largest_true_positive_rate(
-            bound, operating_point(curve, limit, sure).false_positive_rate.upper
-        )
+        return [bound]
+    num_tests = len(curves) * len(LIMITS)
+    confidence = 1 - (1 - CONFIDENCE) / num_tests
+    above = []
+    for name, curve in curves.items():
+        for limit in LIMITS:
+            point = operating_point(curve, limit, confidence)
+            allowed = largest_true_positive_rate(bound, point.false_positive_rate.upper)
+            if point.true_positive_rate.lower > allowed:
+                above.append(f"{name} at {100 * limit:g} %")
+    if not above:
+        return []
+    return [
+        f"**More than the mechanism allows was told apart ({', '.join(above)}), at"
+        f" {CONFIDENCE:.0%} confidence for all {num_tests} looks, as if each record had a training"
+        " of its own:** either the splits differ, or one training told of many at once, or the"
+        " guarantee does not hold; `audit=one_run` tells."
     ]
-    if above:
-        notes.append(
-            f"**More than the mechanism allows was told apart ({', '.join(above)}), at"
-            f" {CONFIDENCE:.0%} confidence for all {looks} looks, as if each record had a training"
-            " of its own:** either the splits differ, or one training told of many at once, or the"
-            " guarantee does not hold; `audit=one_run` tells."
-        )
-    return notes

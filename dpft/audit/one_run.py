@@ -1,37 +1,44 @@
-"""The findings of ``audit=one_run``: lower bounds of epsilon beside the report's own.
+"""``audit=one_run``: compute a lower bound of epsilon from the canaries of a single run.
 
-They are those of ``dpft.audit.guessing``: of any mechanism, of a Gaussian one, and against the
-trade-off curve of the run's own plan, which finds a mechanism that is not the one accounted for
-even where its epsilon still holds. Several kinds of attacker (`View`) share the confidence.
+Each canary was trained on if its secret coin said so. Whoever guesses more coins rightly than
+epsilon allows has shown that epsilon is larger (Steinke, Nasr and Jagielski 2023). The bounds are
+those of ``dpft.audit.guessing``: of any mechanism, of a Gaussian one, and against the trade-off
+curve of the run's own plan, which finds a mechanism that is not the one accounted for even if its
+epsilon still holds. Several kinds of attacker (`View`) share the confidence.
 """
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-from markupsafe import Markup
+from pydantic import Field
 
-from dpft.audit.base import Finding
-from dpft.audit.guessing import (
-    Contradiction,
-    LowerBound,
-    best_lower_bound,
-    find_contradiction,
-    find_contradiction_independent,
-)
-from dpft.audit.plots import lower_bound_plot, roc_plot, trade_off_plot
-from dpft.audit.trade_off import TradeOff, mechanism_trade_off, roc_curve
-from dpft.data.canaries import Canary
-from dpft.privacy.journal import NO_STEPS, read_run_ledger
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding
+from dpft.data.canaries import COIN, Canary
+from dpft.errors import InputError
 from dpft.reports.audit_findings import Guesses, GuessesInShort, OneRunAudit, ViewInShort
-from dpft.reports.privacy_record import is_another_mechanism, is_contradicted, one_run_rows
-from dpft.run_folder import CHECKPOINTS
-from dpft.strict_model import joined
-from dpft.training.checkpoint import checkpoints, find_resume_point
+from dpft.reports.privacy_json import OpenRun
+from dpft.reports.privacy_sentences import (
+    is_another_mechanism,
+    is_contradicted,
+    one_run_rows,
+)
+from dpft.strict_model import AtLeastOne, merge_models
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from dpft.audit.guessing import LowerBound
+    from dpft.audit.trade_off import TradeOff
+
+BLACK_BOX = (
+    "black box: the attacker has the released model and the one before fine-tuning, and knows every"
+    " canary, but not which were trained on"
+)
+WHITE_BOX = (
+    "white box: the attacker sees the noisy gradient and the weights of every step, and knows every"
+    " canary, but not which were trained on"
+)
+NON_PRIVATE_DELTA = 1e-5
+"""Of a run that promises none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,153 +53,204 @@ class View:
     """Whether the score of one canary tells nothing about another's coin."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How sure the findings are, and what they stand beside."""
+@AUDITS.register("one_run")
+class OneRunConfig(Audit):
+    """conf/audit/one_run.yaml."""
 
-    epsilon: float | None
-    """That of the report; None of a run without privacy."""
-    delta: float
-    trade_off: TradeOff | None
-    """Of the run's plan; None of a run without privacy."""
-    confidence: float
-    """Of all lower bounds at once, and of their largest."""
-    mechanism_confidence: float
-    """Of all verdicts at once on whether the mechanism is the plan's."""
-    choices: int
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """With which the lower bound holds."""
+    mechanism_confidence: Annotated[float, Field(gt=0, lt=1)] = 0.995
+    """With which a mechanism that is called another than the plan's is one."""
+    choices: AtLeastOne = 10
+    """Numbers of guesses that are tried; each at a confidence of 1 - (1 - confidence) / choices."""
+    white_box: bool = True
+    """Look at the scores of steps, too, where the run kept them; False: at the model alone."""
+    batch_size: AtLeastOne = 64
+    """How many canaries are read at once; memory and speed only."""
 
+    def find(self, run: AuditedRun) -> Finding:
+        """See ``Audit.find``."""
+        from dpft.audit.audited_run import kept_canaries, planned_trade_off
 
-def planned_trade_off(folder: Path) -> TradeOff | None:
-    """Returns the trade-off curve of what a run took, by its plan and its number of noisy steps.
-
-    None where the plan is gone with the run's checkpoints, with a warning.
-    """
-    if not checkpoints(folder / CHECKPOINTS):
-        logger.warning(
-            "%s is gone, and the plan with it: nothing is held against the plan's own curve",
-            folder / CHECKPOINTS,
-        )
-        return None
-    plan = find_resume_point(folder).plan()
-    streams = (read_run_ledger(folder) or NO_STEPS).streams
-    return mechanism_trade_off(plan.event(streams))
-
-
-def finding(canaries: Sequence[Canary], views: Sequence[View], settings: Settings) -> Finding:
-    """Return the finding of the audit, from the scores of one or several kinds of attacker."""
-    coins = [canary.included for canary in canaries]
-    findings = [_ViewFinding.of(view, coins, settings, len(views)) for view in views]
-    lead = max(findings, key=lambda finding: finding.bound.epsilon_lower)
-    entries = [finding.entry(settings) for finding in findings]
-    short = tuple(
-        ViewInShort(
-            view=entry.view,
-            epsilon_lower=entry.epsilon_lower,
-            other_mechanism=entry.other_mechanism,
-            assumes_no_mixing=entry.assumes_no_mixing,
-        )
-        for entry in entries
-    )
-    strongest = _with_verdict(lead.entry(settings), entries)
-    released = joined(GuessesInShort, strongest, views=short)
-    return Finding(
-        record=joined(OneRunAudit, strongest, views=tuple(entries)),
-        rows=[row for entry in entries for row in one_run_rows(entry)],
-        notes=_notes(released),
-        figures=_figures(findings, coins, settings),
-        released=released,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ViewFinding:
-    """The findings of one kind of attacker."""
-
-    view: View
-    bound: LowerBound
-    gaussian: LowerBound
-    against_plan: Contradiction | None
-
-    @classmethod
-    def of(
-        cls, view: View, coins: Sequence[bool], settings: Settings, views: int
-    ) -> "_ViewFinding":
-        """Return the findings of a view, at a confidence corrected for the number of views."""
-        bound_confidence = 1 - (1 - settings.confidence) / views
-        sure = 1 - (1 - settings.mechanism_confidence) / views
-        delta, choices = settings.delta, settings.choices
-        asked: dict[str, Any] = {"delta": delta, "confidence": bound_confidence, "choices": choices}
-        against = None
-        if settings.trade_off is not None and view.independent:
-            against = find_contradiction_independent(
-                view.scores, coins, settings.trade_off, confidence=sure
+        wanted = run.config.audit.canaries
+        if not wanted:
+            raise InputError(
+                "audit=one_run needs a run with canaries, got one with audit.canaries=0; train it"
+                " anew with audit.canaries=1000, for instance."
             )
-        elif settings.trade_off is not None:
-            against = find_contradiction(
-                view.scores, coins, settings.trade_off, confidence=sure, choices=choices
+        canaries = kept_canaries(run, COIN, wanted, noun="canaries and their coins")
+        epsilon: float | None = None
+        delta, trade_off = NON_PRIVATE_DELTA, None
+        if not isinstance(run.privacy, OpenRun):
+            epsilon, delta = float(run.privacy.epsilon), float(run.privacy.delta)
+            trade_off = planned_trade_off(run.folder)
+        views = self.views(run, canaries)
+        return self.finding(canaries, views, epsilon=epsilon, delta=delta, trade_off=trade_off)
+
+    def views(self, run: AuditedRun, canaries: Sequence[Canary]) -> list[View]:
+        """Return the scores of the canaries by each kind of attacker."""
+        gains = self.black_box_scores(run, canaries)
+        views = [View(name="black box", threat_model=BLACK_BOX, scores=gains)]
+        if not (self.white_box and run.config.audit.white_box):
+            return views
+        from dpft.commands.canary_steps import differences, read_white_box, sums
+        from dpft.training.checkpoint import find_resume_point
+
+        steps = find_resume_point(run.folder).checkpoint.step
+        scores = read_white_box(run.folder, canaries=len(canaries), steps=steps)
+        views.append(
+            View(name="white box", threat_model=WHITE_BOX, scores=sums(scores), independent=True)
+        )
+        if steps > 1:
+            views.append(
+                View(
+                    name="white box, steps against each other",
+                    threat_model=f"{WHITE_BOX}; it looks for noise that was used twice",
+                    scores=differences(scores),
+                )
             )
-        return cls(
-            view=view,
-            bound=best_lower_bound(view.scores, coins, **asked),
-            gaussian=best_lower_bound(view.scores, coins, **asked, gaussian=True),
-            against_plan=against,
+        return views
+
+    def black_box_scores(self, run: AuditedRun, canaries: Sequence[Canary]) -> list[float]:
+        """Return by how much training raised the log-likelihood of each canary."""
+        from dpft.audit.audited_run import trained, untrained
+
+        records = [canary.record(run.config.task) for canary in canaries]
+        after = trained(run, self.batch_size).log_likelihoods(records)
+        before = untrained(run, self.batch_size).log_likelihoods(records)
+        return [a - b for a, b in zip(after, before, strict=True)]
+
+    def finding(
+        self,
+        canaries: Sequence[Canary],
+        views: Sequence[View],
+        *,
+        epsilon: float | None,
+        delta: float,
+        trade_off: "TradeOff | None",
+    ) -> Finding:
+        """Return the finding of the audit, from the scores of one or several kinds of attacker.
+
+        Args:
+            canaries: The run's canaries with their coins.
+            views: The scores; each view gets a confidence that pays for the number of views.
+            epsilon: The epsilon of the report; None for a run without privacy.
+            delta: The delta at which the bounds are.
+            trade_off: The curve of the run's plan; None if there is none.
+        """
+        from dpft.audit.plots import lower_bound_plot, roc_plot, trade_off_plot
+        from dpft.audit.trade_off import roc_curve
+
+        coins = [canary.included for canary in canaries]
+        bounds: dict[str, LowerBound] = {}
+        guesses_of_views: list[Guesses] = []
+        for view in views:
+            bounds[view.name], guesses = self._guesses(
+                view, coins, len(views), epsilon=epsilon, delta=delta, trade_off=trade_off
+            )
+            guesses_of_views.append(guesses)
+        strongest = max(guesses_of_views, key=lambda guesses: guesses.epsilon_lower)
+        strongest = _with_verdict(strongest, guesses_of_views)
+        views_in_short = tuple(
+            ViewInShort(
+                view=guesses.view,
+                epsilon_lower=guesses.epsilon_lower,
+                other_mechanism=guesses.other_mechanism,
+                assumes_no_mixing=guesses.assumes_no_mixing,
+            )
+            for guesses in guesses_of_views
+        )
+        released = merge_models(GuessesInShort, strongest, views=views_in_short)
+        curves = {view.name: roc_curve(view.scores, coins) for view in views}
+        return Finding(
+            record=merge_models(OneRunAudit, strongest, views=tuple(guesses_of_views)),
+            rows=[row for guesses in guesses_of_views for row in one_run_rows(guesses)],
+            notes=_notes(released),
+            figures={
+                "lower_bound": lower_bound_plot(bounds, epsilon=epsilon),
+                "roc": roc_plot(curves, trade_off=trade_off),
+                "trade_off": trade_off_plot(curves[strongest.view], planned=trade_off),
+            },
+            released=released,
         )
 
-    def entry(self, settings: Settings) -> Guesses:
-        """Returns it as it is written down."""
-        bound, against = self.bound, self.against_plan
-        return Guesses(
-            view=self.view.name,
-            threat_model=self.view.threat_model,
+    def _guesses(
+        self,
+        view: View,
+        coins: Sequence[bool],
+        num_views: int,
+        *,
+        epsilon: float | None,
+        delta: float,
+        trade_off: "TradeOff | None",
+    ) -> "tuple[LowerBound, Guesses]":
+        """Return the lower bound that one view shows, and all that it shows."""
+        from dpft.audit.guessing import (
+            best_lower_bound,
+            find_contradiction,
+            find_contradiction_independent,
+        )
+
+        confidence = 1 - (1 - self.confidence) / num_views
+        bound, if_gaussian = (
+            best_lower_bound(
+                view.scores,
+                coins,
+                delta=delta,
+                confidence=confidence,
+                choices=self.choices,
+                gaussian=gaussian,
+            )
+            for gaussian in (False, True)
+        )
+        against_plan = None
+        confidence = 1 - (1 - self.mechanism_confidence) / num_views
+        if trade_off is not None and view.independent:
+            against_plan = find_contradiction_independent(
+                view.scores, coins, trade_off, confidence=confidence
+            )
+        elif trade_off is not None:
+            against_plan = find_contradiction(
+                view.scores, coins, trade_off, confidence=confidence, choices=self.choices
+            )
+        return bound, Guesses(
+            view=view.name,
+            threat_model=view.threat_model,
             epsilon_lower=bound.epsilon_lower,
-            epsilon=settings.epsilon,
-            delta=settings.delta,
+            epsilon=epsilon,
+            delta=delta,
             canaries=bound.canaries,
             guesses=bound.guesses,
             correct=bound.correct,
-            confidence=settings.confidence,
+            confidence=self.confidence,
             choices=bound.choices,
             largest_epsilon_lower=bound.largest_epsilon_lower,
-            epsilon_lower_if_gaussian=self.gaussian.epsilon_lower,
-            other_mechanism=against is not None and against.contradicted,
-            p_value_of_plan=None if against is None else against.p_value,
-            mechanism_confidence=settings.mechanism_confidence,
-            assumes_no_mixing=against is not None and self.view.independent,
+            epsilon_lower_if_gaussian=if_gaussian.epsilon_lower,
+            other_mechanism=against_plan is not None and against_plan.contradicted,
+            p_value_of_plan=None if against_plan is None else against_plan.p_value,
+            mechanism_confidence=self.mechanism_confidence,
+            assumes_no_mixing=against_plan is not None and view.independent,
         )
 
 
-def _with_verdict(lead: Guesses, entries: Sequence[Guesses]) -> Guesses:
-    """Returns an entry with whether any view's scores are impossible under the plan.
+def _with_verdict(strongest: Guesses, guesses_of_views: Sequence[Guesses]) -> Guesses:
+    """Return the strongest view's guesses with whether any view is impossible under the plan.
 
-    Beside it is the p of all views: that of the most telling one, paid for by their number.
+    Beside it is the p-value of all views: that of the most telling one, paid for by their number.
     """
     p_values = {
-        at: entry.p_value_of_plan
-        for at, entry in enumerate(entries)
-        if entry.p_value_of_plan is not None
+        at: guesses.p_value_of_plan
+        for at, guesses in enumerate(guesses_of_views)
+        if guesses.p_value_of_plan is not None
     }
     if not p_values:
-        return lead
+        return strongest
     telling = min(p_values, key=lambda at: p_values[at])
-    return lead.replace(
-        other_mechanism=any(entry.other_mechanism for entry in entries),
-        p_value_of_plan=min(1.0, len(entries) * float(p_values[telling])),
-        assumes_no_mixing=entries[telling].assumes_no_mixing,
+    return strongest.replace(
+        other_mechanism=any(guesses.other_mechanism for guesses in guesses_of_views),
+        p_value_of_plan=min(1.0, len(guesses_of_views) * float(p_values[telling])),
+        assumes_no_mixing=guesses_of_views[telling].assumes_no_mixing,
     )
-
-
-def _figures(
-    findings: Sequence[_ViewFinding], coins: Sequence[bool], settings: Settings
-) -> Mapping[str, Markup]:
-    curves = {finding.view.name: roc_curve(finding.view.scores, coins) for finding in findings}
-    strongest = max(findings, key=lambda finding: finding.bound.epsilon_lower).view.name
-    return {
-        "lower_bound": lower_bound_plot(
-            {finding.view.name: finding.bound for finding in findings}, epsilon=settings.epsilon
-        ),
-        "roc": roc_plot(curves, trade_off=settings.trade_off),
-        "trade_off": trade_off_plot(curves[strongest], planned=settings.trade_off),
-    }
 
 
 def _notes(released: GuessesInShort) -> list[str]:

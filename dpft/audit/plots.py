@@ -1,4 +1,4 @@
-"""The plots of audits: exposure, ROC and trade-off curves, lower bounds."""
+"""Plots of audits: exposure, ROC curves, trade-off curves and lower bounds of epsilon."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from dpft.audit.guessing import LowerBound
 from dpft.audit.trade_off import RocCurve, TradeOff, clopper_pearson
-from dpft.reports.pages import COLORS, draw_svg
+from dpft.reports.rendering import COLORS, draw_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ BAND = 200
 
 
 def exposure_histogram(exposures: Mapping[str, Sequence[float]], *, bits: float) -> Markup:
-    """Returns how many canaries reach which exposure, beside the 2^-x of those never inserted."""
+    """Return how many canaries reach which exposure, beside the 2^-x of those never inserted."""
     largest = max([bits, *(value for group in exposures.values() for value in group)])
     edges = np.arange(0, math.ceil(largest) + 2)
 
@@ -53,7 +53,7 @@ def exposure_histogram(exposures: Mapping[str, Sequence[float]], *, bits: float)
 
 
 def roc_plot(curves: Mapping[str, RocCurve], *, trade_off: TradeOff | None = None) -> Markup:
-    """Returns true against false positive rates on logarithmic axes, beside what is allowed."""
+    """Return true against false positive rates on logarithmic axes, beside what is allowed."""
     least = min(1 / curve.non_members for curve in curves.values())
     lowest = min(1 / max(curve.members, curve.non_members) for curve in curves.values())
     rates = np.geomspace(least / 2, 1, POINTS)
@@ -89,7 +89,7 @@ def roc_plot(curves: Mapping[str, RocCurve], *, trade_off: TradeOff | None = Non
 
 
 def lower_bound_plot(bounds: Mapping[str, LowerBound], *, epsilon: float | None = None) -> Markup:
-    """Returns the lower bound of epsilon by each number of guesses, beside the upper bound."""
+    """Return the lower bound of epsilon by each number of guesses, beside the upper bound."""
 
     def draw(axes: "Axes") -> None:
         from matplotlib.ticker import NullFormatter
@@ -117,7 +117,7 @@ def lower_bound_plot(bounds: Mapping[str, LowerBound], *, epsilon: float | None 
 
 
 def trade_off_plot(measured: RocCurve, *, planned: TradeOff | None = None) -> Markup:
-    """Returns misses against false alarms as measured, beside the curves of plan and Gaussian."""
+    """Return misses against false alarms as measured, beside the curves of plan and Gaussian."""
     alarms = np.linspace(0, 1, POINTS)
     places = np.unique(np.linspace(0, len(measured.false_positives) - 1, BAND).astype(int))
     intervals = [
@@ -147,7 +147,7 @@ def trade_off_plot(measured: RocCurve, *, planned: TradeOff | None = None) -> Ma
 
 
 def _legend_above(axes: "Axes", columns: int = 2) -> None:
-    """Puts the legend over the axes, where no curve can be."""
+    """Put the legend over the axes, where no curve can be."""
     axes.legend(
         frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2
     )

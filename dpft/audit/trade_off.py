@@ -1,4 +1,4 @@
-"""How well an attack can tell members from others: trade-off curves, and ROC curves of scores.
+"""Trade-off and ROC curves: how well an attack can distinguish members from other records.
 
 Dong, Roth and Su 2019 (arXiv 1905.02383): a trade-off curve f(alpha) is the least chance that a
 test misses a member among all tests which call at most a share alpha of non-members one. A
@@ -73,7 +73,7 @@ class TradeOff(Protocol):
     """A lower bound of a symmetric trade-off curve."""
 
     def __call__(self, alpha: Rates, /) -> Rates:
-        """Returns the least rate of misses at a rate ``alpha`` of false alarms."""
+        """Return the least rate of misses at a rate ``alpha`` of false alarms."""
         ...
 
 
@@ -115,7 +115,7 @@ class PiecewiseTradeOff:
 
 @lru_cache(maxsize=8)
 def mechanism_trade_off(mechanism: Mechanism) -> PiecewiseTradeOff:
-    """Returns a lower bound of the curve of sampled Gaussian steps, one after the other.
+    """Return a lower bound of the curve of sampled Gaussian steps, one after the other.
 
     By duality (Dong et al., Proposition 2.12) the curve is the highest of the tangents
     ``1 - delta(eps) - e^eps alpha`` and their mirror images, where delta(eps) is the larger of
@@ -132,7 +132,7 @@ def mechanism_trade_off(mechanism: Mechanism) -> PiecewiseTradeOff:
 
 
 def envelope(epsilons: NDArray[np.float64], deltas: NDArray[np.float64]) -> PiecewiseTradeOff:
-    """Returns the highest of the tangents of some pairs of epsilon and delta, made symmetric.
+    """Return the highest of the tangents of some pairs of epsilon and delta, made symmetric.
 
     Args:
         epsilons: Ascending from 0, shape (k,).
@@ -154,7 +154,7 @@ def envelope(epsilons: NDArray[np.float64], deltas: NDArray[np.float64]) -> Piec
 def _hull(
     slopes: NDArray[np.float64], heights: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns the lines ``heights - slopes * alpha`` that are the highest somewhere.
+    """Return the lines ``heights - slopes * alpha`` that are the highest somewhere.
 
     They are the corners of the concave hull of heights over slopes: of three lines the middle one
     is nowhere the highest where it lies below the straight line between the other two.
@@ -177,7 +177,7 @@ def _below(
 
 
 def _steepest(mechanism: Mechanism) -> float:
-    """Returns an epsilon whose delta is ``LEAST_DELTA``, or as little as rounding lets be known."""
+    """Return an epsilon whose delta is ``LEAST_DELTA``, or as little as rounding lets be known."""
     least = max(LEAST_DELTA, 2 * pld.deltas(mechanism, [LARGEST_EPSILON])[0])
     epsilon = 0.5
     while epsilon < LARGEST_EPSILON and pld.deltas(mechanism, [epsilon])[0] > least:
@@ -228,7 +228,7 @@ class RocCurve:
 
 
 def roc_curve(scores: ArrayLike, members: ArrayLike) -> RocCurve:
-    """Returns the curve of scores, equal scores always called alike.
+    """Return the curve of scores, equal scores always called alike.
 
     Args:
         scores: One for each record, shape (n,), higher where it is more likely a member.
@@ -254,13 +254,13 @@ def roc_curve(scores: ArrayLike, members: ArrayLike) -> RocCurve:
 
 
 def check_confidence(confidence: float) -> None:
-    """Refuses the confidence of a test outside (0, 1)."""
+    """Reject the confidence of a test outside (0, 1)."""
     if not 0 < confidence < 1:
         raise InputError(f"confidence must be in (0, 1), got {confidence}; 0.95 is usual.")
 
 
 def operating_point(curve: RocCurve, limit: float, confidence: float = 0.95) -> OperatingPoint:
-    """Returns the true positive rate of a curve at a false positive rate of at most ``limit``.
+    """Return the true positive rate of a curve at a false positive rate of at most ``limit``.
 
     Args:
         curve: Of an attack.
@@ -282,7 +282,7 @@ def operating_point(curve: RocCurve, limit: float, confidence: float = 0.95) -> 
 
 
 def clopper_pearson(count: int, total: int, confidence: float = 0.95) -> Share:
-    """Returns a share and its exact two-sided interval (Clopper and Pearson 1934).
+    """Return a share and its exact two-sided interval (Clopper and Pearson 1934).
 
     Args:
         count: How many of them, at most ``total``.
@@ -296,12 +296,12 @@ def clopper_pearson(count: int, total: int, confidence: float = 0.95) -> Share:
 
 
 def largest_true_positive_rate(trade_off: TradeOff, limit: float) -> float:
-    """Returns the largest true positive rate that a trade-off curve allows at a rate of alarms."""
+    """Return the largest true positive rate that a trade-off curve allows at a rate of alarms."""
     return 1 - float(trade_off(limit))
 
 
 def largest_auc(trade_off: TradeOff) -> float:
-    """Returns the largest area under a ROC curve that a trade-off curve allows.
+    """Return the largest area under a ROC curve that a trade-off curve allows.
 
     >>> round(largest_auc(GaussianTradeOff(1.0)), 4)  # Phi(1 / sqrt(2))
     0.7602

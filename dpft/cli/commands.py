@@ -1,4 +1,4 @@
-"""The subcommands: for each its configuration and its work, and the Hydra job that runs it.
+"""Define each subcommand: its configuration class and the function that does its work.
 
 A subcommand is a function of its name that returns a ``Subcommand``. It imports what it needs when
 it is called, so that no subcommand waits for another's libraries, and its ``run`` imports torch,
@@ -32,8 +32,7 @@ from dpft.parallel.parallel_config import check_restarts
 from dpft.parallel.rank_environment import is_other_rank
 
 if TYPE_CHECKING:
-    from dpft.config.schema import EvaluateConfig, TrainCommand
-    from dpft.evaluation.evaluate import Evaluation
+    from dpft.config.schema import TrainCommand
 
 
 _job: ContextVar[Composed | None] = ContextVar("job", default=None)
@@ -62,11 +61,6 @@ def composed_job() -> Composed:
     job = _job.get()
     assert job is not None, "only a job of recorded_job has been started with anything"
     return job
-
-
-def write_hydra_record(folder: Path) -> None:
-    """Write ``.hydra/`` of the running job into a run's folder."""
-    composed_job().write_record(folder)
 
 
 def run_folder() -> Path:
@@ -130,7 +124,7 @@ def _train() -> Subcommand:
         from dpft.commands.ledger_account import saved_run
         from dpft.commands.run_plan import announce
         from dpft.commands.splits import read_early
-        from dpft.startup import LIBRARIES, READING, doing, shown_startup
+        from dpft.startup import LIBRARIES, READING, show_startup_stage, shown_startup
         from dpft.training.trackers import TrackerConfig
 
         check_restarted(command.resume, takes_auto=True)
@@ -144,19 +138,19 @@ def _train() -> Subcommand:
         with ExitStack() as early:
             if not is_other_rank():
                 early.enter_context(shown_startup())
-            doing(READING)
+            show_startup_stage(READING)
             if command.resume in (None, AUTO):
                 if isinstance(command.tracking, TrackerConfig):
                     command.tracking.check()
                 if not is_other_rank():
                     check_writable(run_folder())
             rows = read_early(command) if command.resume is None else None
-            doing(LIBRARIES)
+            show_startup_stage(LIBRARIES)
             from dpft.commands.closing_summary import show_ending
             from dpft.commands.train import train
 
             folder = _folder(command.resume)
-            train(command, folder, rows=rows, write_request=write_hydra_record)
+            train(command, folder, rows=rows, composed=composed_job())
         if not is_other_rank():
             show_ending(folder, saved_run(str(folder)).task)
 
@@ -207,7 +201,7 @@ def _tune() -> Subcommand:
         from dpft.commands.ledger_account import saved_run
 
         folder = _folder(command.resume)
-        tuning.run(command, folder, write_request=write_hydra_record)
+        tuning.run(command, folder, composed=composed_job())
         show_ending(folder, saved_run(str(folder)).task)
 
     return Subcommand(
@@ -232,7 +226,7 @@ def _tokenizer() -> Subcommand:
 
         check_restarted(command.resume)
         folder = _folder(command.resume)
-        answer = make_tokenizer(command, folder, write_request=write_hydra_record)
+        answer = make_tokenizer(command, folder, composed=composed_job())
         show_answer(answer, command.output)
 
     return Subcommand(
@@ -248,12 +242,10 @@ def _eval() -> Subcommand:
     from dpft.config.schema import EvaluateConfig
 
     def run(config: EvaluateConfig) -> None:
-        from dpft.commands.evaluate import score_and_write
-        from dpft.models.loading import quiet_transformers
+        from dpft.commands.evaluate import evaluate, show_scores
 
-        quiet_transformers()
         folder = _folder(config.run)
-        evaluations = score_and_write(config, folder, write_request=write_hydra_record)
+        evaluations = evaluate(config, folder, composed=composed_job())
         show_scores(config, evaluations, folder)
 
     return Subcommand(
@@ -327,7 +319,7 @@ def _audit() -> Subcommand:
     from dpft.audit.base import AuditConfig
 
     def run(config: AuditConfig) -> None:
-        from dpft.audit.audited_run import audit, show
+        from dpft.audit.command import audit, show
 
         show(audit(config), config)
 
@@ -335,15 +327,13 @@ def _audit() -> Subcommand:
 
 
 def _report() -> Subcommand:
-    from dpft.commands.report import expand, run
-    from dpft.config.report import ReportConfig
+    from dpft.commands.report import ReportConfig, expand, run
 
     return Subcommand(config=ReportConfig, run=run, expand=expand, takes_bare_words=True)
 
 
 def _list() -> Subcommand:
-    from dpft.commands.listing import expand, list_names
-    from dpft.config.listing import ListConfig
+    from dpft.commands.listing import ListConfig, expand, list_names
 
     return Subcommand(
         config=ListConfig,
@@ -355,8 +345,7 @@ def _list() -> Subcommand:
 
 
 def _doctor() -> Subcommand:
-    from dpft.commands.doctor import check_machine
-    from dpft.config.doctor import DoctorConfig
+    from dpft.commands.doctor import DoctorConfig, check_machine
 
     return Subcommand(config=DoctorConfig, run=check_machine, reads_records=False)
 
@@ -424,48 +413,6 @@ def passed_on(words: Sequence[str]) -> list[str]:
     """
     ours = (*OF_THE_COMMAND, *OF_SWEEPS)
     return [word for word in words if not key_of(word).startswith(ours)]
-
-
-def show_scores(
-    config: "EvaluateConfig", evaluations: "Sequence[Evaluation]", folder: Path
-) -> None:
-    """Print the scores as a table or as one JSON object like metrics.json, without texts.
-
-    Scores of a private split are printed and marked, because the output of this command belongs to
-    its operator. In a job of submitit, stdout is a log file, which gets only what metrics.json has.
-    """
-    from dpft.evaluation.eval_config import eval_split_is_public
-    from dpft.evaluation.scores import PRIVATE_MARK, Metrics
-    from dpft.parallel.rank_environment import submitted_task
-    from dpft.reports.pages import score
-    from dpft.reports.run_record import shown
-    from dpft.run_folder import PRIVATE_REPORT
-    from dpft.strict_model import json_text
-
-    public = eval_split_is_public(config.task, config.eval)
-    is_logged = submitted_task() is not None
-    entries = []
-    for evaluation in evaluations:
-        entry = evaluation.record(public=public).replace(samples=None, confusion=None)
-        if is_logged:
-            entry = shown(entry, rounded=config.eval.publish_private_scores)
-        elif not public:
-            entry = entry.replace(note=PRIVATE_MARK)
-        entries.append(entry)
-    if config.output == "json":
-        print(json_text(Metrics(evaluations=tuple(entries))))
-        return
-    for entry in entries:
-        counted = "" if entry.examples is None else f", {entry.examples} distinct inputs"
-        print(f"{entry.task}, split {entry.split}{counted}")
-        if entry.note is not None:
-            print(entry.note)
-        for name, value in entry.metrics.items():
-            print(f"{name:<22}{score(value, entry.digits):>12}")
-        for name, why in entry.not_computed.items():
-            print(f"{name:<22}not computed: {why}")
-    if not public:
-        print(f"scores: {folder / PRIVATE_REPORT}")
 
 
 def _folder(resume: str | None) -> Path:

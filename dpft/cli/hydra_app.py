@@ -1,4 +1,4 @@
-"""Runs a subcommand under Hydra: overrides in, dataclasses to the subcommand, an exit code out.
+"""Run a subcommand under Hydra: overrides in, a validated configuration passed on, exit code out.
 
 Everything Hydra offers works as its documentation says (overrides, ``--multirun``, ``--cfg job``,
 ``--help``, ``--config-dir``, ``hydra.run.dir``); only the errors are dpft's.
@@ -34,7 +34,7 @@ from dpft.cli.jobs import (
     sweep_folder,
     swept_jobs,
 )
-from dpft.commands.exit_codes import Outcome, crash_kept, errors_reported
+from dpft.commands.exit_codes import ExitStatus, crash_kept, errors_reported
 from dpft.config.hydra_compose import (
     NOT_COMPOSED,
     as_input_error,
@@ -139,7 +139,7 @@ def start_hydra(
 
     @hydra.main(version_base="1.3", config_path=conf, config_name=name)
     def job(config: DictConfig) -> None:
-        outcome = Outcome()
+        outcome = ExitStatus()
         with (
             in_task() as task,
             recorded_job(config, arguments),

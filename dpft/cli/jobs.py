@@ -1,4 +1,4 @@
-"""Jobs of a sweep: their folders, how each ended, and those that submitit runs on Slurm.
+"""Jobs of a Hydra sweep: their folders and exit codes, and jobs on Slurm through submitit.
 
 Hydra makes a run's folder before the run can check its configuration, so a refused run would leave
 an empty folder behind: it is removed, and what stood before the command never is. No two runs share
@@ -28,16 +28,16 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from dpft.commands.exit_codes import FAILED, Outcome, say, termination_as_exit
+from dpft.commands.exit_codes import FAILED, ExitStatus, say, termination_as_exit
 from dpft.errors import DpftError, InputError, RunError
 from dpft.parallel.rank_environment import (
     SLURM,
     TERMINATED,
-    Task,
+    SubmittedTask,
     is_other_rank,
-    joined,
     silent_except_rank_0,
     submitted_task,
+    torchrun_environment,
 )
 from dpft.run_folder import EXIT_CODES, PRIVATE, SWEEP_RECORD, private_path
 from dpft.strict_model import Versioned, read_model, write_model
@@ -67,7 +67,7 @@ class SweptJob:
 
 
 @contextmanager
-def exit_code_noted(outcome: Outcome, command: str) -> Iterator[None]:
+def exit_code_noted(outcome: ExitStatus, command: str) -> Iterator[None]:
     """Note the exit code of the job in the block on disk, if the job is one of a sweep.
 
     Until the job ends, the code of an interrupted one is noted.
@@ -145,7 +145,7 @@ GRACE = 60.0
 
 
 @contextmanager
-def in_task() -> Iterator[Task | None]:
+def in_task() -> Iterator[SubmittedTask | None]:
     """Yields this process's place in a job of submitit, set up as one process of the run.
 
     None where submitit did not start this process; nothing is set up then.
@@ -154,12 +154,12 @@ def in_task() -> Iterator[Task | None]:
     if task is None:
         yield None
         return
-    with joined(task), silent_except_rank_0(), termination_as_exit():
+    with torchrun_environment(task), silent_except_rank_0(), termination_as_exit():
         yield task
 
 
 @contextmanager
-def requeued_if_preempted(outcome: Outcome, task: Task | None) -> Iterator[None]:
+def requeued_if_preempted(outcome: ExitStatus, task: SubmittedTask | None) -> Iterator[None]:
     """Have submitit requeue the job in the block if submitit's signal ends it.
 
     submitit's handler requeues the job and leaves at once. Here its signal ends the job as SIGTERM

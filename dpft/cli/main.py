@@ -1,4 +1,4 @@
-"""``dpft SUBCOMMAND …``: the subcommands; nothing heavy is imported before it is known."""
+"""The entry point ``dpft SUBCOMMAND …``: it imports nothing heavy."""
 
 import difflib
 import os
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dpft import __version__
 from dpft.cli import SHELL_COMPLETION
-from dpft.commands.exit_codes import BAD_INPUT, Outcome, command_outcome
+from dpft.commands.exit_codes import BAD_INPUT, ExitStatus, command_outcome
 from dpft.errors import InputError
 from dpft.parallel.rank_environment import silent_except_rank_0
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments after the program's name; None means the process's own.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    outcome = Outcome()
+    outcome = ExitStatus()
     with silent_except_rank_0():
         if not arguments:
             print(usage(), file=sys.stderr)

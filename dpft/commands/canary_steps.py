@@ -1,4 +1,4 @@
-"""``audit.white_box=true``: each step's noisy gradient held against every canary's own gradient.
+"""White-box audit: compare each step's noisy gradient with the gradients of the canaries.
 
 A canary's words have embeddings of their own, whose gradient no other canary's words have a part
 in. What the canary added to a step lies there along its own gradient, so that their inner product
@@ -38,6 +38,8 @@ from dpft.training.listeners import PublicStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
 
 
 class WhiteBoxLine(StrictModel):
@@ -91,11 +93,11 @@ def common_directions(rows: Tensor) -> Tensor:
     times what one canary does to them, and says nothing of it.
     """
     _, _, directions = torch.linalg.svd(rows - rows.mean(dim=0), full_matrices=False)
-    found: Tensor = directions[:COMMON]
-    return found
+    leading_directions: Tensor = directions[:COMMON]
+    return leading_directions
 
 
-def apart(rows: Tensor, common: Tensor) -> Tensor:
+def remove_common_directions(rows: Tensor, common: Tensor) -> Tensor:
     """Returns rows without their mean and without what lies along common directions."""
     centered = rows - rows.mean(dim=0)
     return centered - centered @ common.T @ common
@@ -108,19 +110,19 @@ def own_lengths(rows: Sequence[Tensor], owners: Tensor, canaries: int) -> Tensor
     other canaries once the common part is taken away; owners are the numbers of their canaries.
     """
     squares = torch.zeros(canaries, dtype=torch.float64)
-    for each in rows:
-        squares.index_add_(0, owners.cpu(), each.double().square().sum(dim=1).cpu())
+    for gradients in rows:
+        squares.index_add_(0, owners.cpu(), gradients.double().square().sum(dim=1).cpu())
     return squares.sqrt()
 
 
 def tables(model: "PreTrainedModel") -> list[nn.Parameter]:
     """Returns the embeddings that train, of what is read and what is written; tied ones once."""
-    found: dict[nn.Parameter, None] = {}
+    trainable_tables: dict[nn.Parameter, None] = {}
     for module in (embeddings(model), model.get_output_embeddings()):
         weight = getattr(module, "weight", None)
         if isinstance(weight, nn.Parameter) and weight.requires_grad:
-            found[weight] = None
-    return list(found)
+            trainable_tables[weight] = None
+    return list(trainable_tables)
 
 
 def owners_of(batches: Sequence[Batch], tokens: int) -> Tensor:
@@ -224,7 +226,6 @@ of it: far enough for float32, near enough for the loss to be straight."""
 SHORTEST = 1e-30
 TOGETHER = 64
 """Canaries that are read at once."""
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +274,10 @@ class WhiteBoxListener:
             torch.zeros_like(table[self.tokens]) if table.grad is None else table.grad[self.tokens]
             for table in tables(self.model)
         ]
-        return [apart(each, some) for each, some in zip(rows, self.common, strict=True)]
+        return [
+            remove_common_directions(table_rows, some)
+            for table_rows, some in zip(rows, self.common, strict=True)
+        ]
 
     @torch.no_grad()
     def scores(self, noisy: Sequence[Tensor]) -> Tensor:
@@ -295,15 +299,15 @@ class WhiteBoxListener:
         reach = REACH * _norm(rows) / steep
 
         def losses(way: float) -> Tensor:
-            for table, own, gradient in zip(moved, rows, noisy, strict=True):
-                table[self.tokens] = own + way * reach * gradient
+            for table, values, gradient in zip(moved, rows, noisy, strict=True):
+                table[self.tokens] = values + way * reach * gradient
             return losses_of(self.model, self.batches)
 
         try:
             risen = losses(1.0) - losses(-1.0)
         finally:
-            for table, own in zip(moved, rows, strict=True):
-                table[self.tokens] = own
+            for table, values in zip(moved, rows, strict=True):
+                table[self.tokens] = values
         return risen / (2 * reach) / self.lengths.clamp(min=SHORTEST)
 
     @torch.no_grad()
@@ -314,8 +318,8 @@ class WhiteBoxListener:
         is the same number in both.
         """
         products = torch.zeros_like(self.lengths)
-        for each, direction in zip(noisy, self.directions, strict=True):
-            along = (each.double() * direction.double()).sum(dim=1)
+        for table_rows, direction in zip(noisy, self.directions, strict=True):
+            along = (table_rows.double() * direction.double()).sum(dim=1)
             products.index_add_(0, self.owners.cpu(), along.cpu())
         return products / self.lengths.clamp(min=SHORTEST)
 
@@ -348,8 +352,11 @@ def listener_of(model: "PreTrainedModel", batches: Sequence[Batch], path: Path) 
     owners = owners_of(batches, len(table)).to(table.device)
     tokens = (owners >= 0).nonzero().flatten()
     rows = [total[tokens] for total in summed_gradients(model, batches)]
-    common = [common_directions(each) for each in rows]
-    directions = [apart(each, some) for each, some in zip(rows, common, strict=True)]
+    common = [common_directions(table_rows) for table_rows in rows]
+    directions = [
+        remove_common_directions(table_rows, some)
+        for table_rows, some in zip(rows, common, strict=True)
+    ]
     return WhiteBoxListener(
         model=model,
         batches=batches,

@@ -1,4 +1,4 @@
-"""The end of a run: its privacy record and report, and the last lines on the screen.
+"""The end of a training run: write privacy.json and the report, print the last lines.
 
 The lines state the promise, the scores that may be shown, and what can be done next.
 """
@@ -9,31 +9,33 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dpft.commands.evaluate import write_scores
 from dpft.commands.guarantee import private_guarantee, read_finished_run
 from dpft.commands.ledger_account import read_spent
 from dpft.commands.new_run import origin, read_begun
 from dpft.commands.run_plan import RunPlan, steps_plan
+from dpft.commands.scoring import write_scores
 from dpft.config.keys import in_shell
 from dpft.config.schema import TrainConfig
+from dpft.constants import NOTHING, PROMPTS
 from dpft.data.raw_rows import MEMORY, file_rows
 from dpft.evaluation.evaluate import Evaluation
 from dpft.evaluation.metrics.base import HIGHER, LOWER, better_value
 from dpft.evaluation.scores import PRIVATE_SPLIT, ScoreEntry
-from dpft.kinds import NOTHING, PROMPTS
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.journal import NO_STEPS, StepEntry, read_journal
 from dpft.privacy.ledger import LedgerRecord, check_ledger
 from dpft.privacy.plan import EXAMPLE
 from dpft.reports.epsilon import headline_of
-from dpft.reports.pages import digits
+from dpft.reports.privacy_json import OpenRun, PrivateRun, RunPrivacy
 from dpft.reports.privacy_record import (
     no_promise,
     processes_of,
+)
+from dpft.reports.privacy_sentences import (
     started_from,
 )
-from dpft.reports.promises import OpenRun, PrivateRun, RunPrivacy
+from dpft.reports.rendering import digits
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, data_name, model_title
 from dpft.reports.scores import ScoreTable, score_tables, specs_of
@@ -48,7 +50,7 @@ from dpft.run_folder import (
     PRIVATE_METRICS,
     REPORT,
 )
-from dpft.strict_model import joined, parse, write_model
+from dpft.strict_model import merge_models, parse, write_model
 from dpft.tasks.base import Task
 
 BAD_SCORES = "docs/how-to/bad-scores.md"
@@ -75,7 +77,10 @@ def _score_grid(table: ScoreTable, record: RunRecord) -> Grid:
     counted = f", {max(table.examples)} distinct inputs" if table.public else f", {PRIVATE_SPLIT}"
     return Grid(
         title=f"Scores on {table.task}, split {table.split}{counted}",
-        columns=["metric", *(each.replace("fine-tuning", "training") for each in table.headings)],
+        columns=[
+            "metric",
+            *(heading.replace("fine-tuning", "training") for heading in table.headings),
+        ],
         rows=[
             (
                 f"{name}{arrows.get(specs[name].better or '', '') if name in specs else ''}",
@@ -242,7 +247,7 @@ def report(
     privacy: RunPrivacy
     if plan.privacy is None or guarantee is None:
         nothing = no_promise(steps_plan(config, plan))
-        privacy = joined(OpenRun, nothing, begun, parameters=counts)
+        privacy = merge_models(OpenRun, nothing, begun, parameters=counts)
     else:
         check_ledger(ledger or NO_STEPS, plan.privacy)
         given = config.model.tokenizer

@@ -1,4 +1,4 @@
-"""The cost of runs on the same data: from their ledgers, several together, with a tokenizer.
+"""Compose the privacy cost of several runs on the same data, and of a run with its tokenizer.
 
 Ponomareva et al. 2022, Appendix C, adds a private tokenizer's epsilon to that of training. The
 composition here is tighter: the Gaussian of the tokenizer's histogram and the sampled Gaussians of
@@ -13,19 +13,19 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dpft.commands.ledger_account import SpentRun, read_spent, taken_before
+from dpft.commands.ledger_account import SpentRun, histogram_steps, read_spent
 from dpft.config.schema import TrainConfig
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import EpsilonBound, account, account_composition, evaluate
 from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.privacy.ledger import LedgerHead, Noise, added_up, as_mechanisms, thresholds_delta
+from dpft.privacy.ledger import LedgerHead, Noise, as_mechanisms, sum_steps, thresholds_delta
 from dpft.privacy.mechanisms.histogram import Histogram
-from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, PrivacyPlan, SpentBefore
+from dpft.privacy.plan import EXAMPLE, GIVEN, NEIGHBORING_RELATION, DeltaSource, SpentBefore
 from dpft.privacy.privacy_config import NOT_PRIVATE
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
-from dpft.reports.promises import PlanPromise, PrivateVocabulary, TokenizerCost, WithTokenizer
+from dpft.reports.privacy_json import PrivateVocabulary, TokenizerCost, WithTokenizer
 from dpft.run_folder import (
     HISTOGRAM,
     JOURNAL,
@@ -37,6 +37,8 @@ from dpft.run_folder import (
 )
 from dpft.strict_model import read_model
 
+logger = logging.getLogger(__name__)
+
 END_UNPROVEN = (
     "the ledger's end is unproven: it is not closed, and without private/ nothing shows whether"
     " steps were cut from its end; epsilon is that of the steps it holds. Give head=HASH, as"
@@ -47,7 +49,7 @@ END_UNPROVEN = (
 def account_for_spent(
     run: SpentRun, *, delta: float | None = None, accountant: str | None = None
 ) -> EpsilonBound:
-    """Returns what a run's ledger cost, computed of its lines.
+    """Return what a run's ledger cost, computed of its lines.
 
     Delta, and whose bound leads, are those of the plan in the ledger's first line; what other files
     of the run say never takes their place.
@@ -55,75 +57,104 @@ def account_for_spent(
     Raises:
         InputError: ``delta`` is out of range, or no accountant can bound the steps.
     """
-    plan = run.plan
-    at = plan.delta if delta is None else delta
-    calibration = plan.calibration
-    led = plan.accountant if calibration is None else calibration.accountant
-    bound = account_taken(run.whole, at, accountant or led)
-    source = plan.delta_source if delta is None else GIVEN
-    warnings = _notes(run) + delta_warnings(at, plan.num_examples, source=source)
+    plan, calibration = run.plan, run.plan.calibration
+    if accountant is None:
+        accountant = plan.accountant if calibration is None else calibration.accountant
+    source: DeltaSource = GIVEN
+    if delta is None:
+        delta, source = plan.delta, plan.delta_source
+    bound = account_taken(run.whole, delta, accountant)
+    warnings = _ledger_warnings(run) + delta_warnings(delta, plan.num_examples, source=source)
     if plan.tokenizer is not None:
-        warnings.append(with_its_tokenizer(run, at))
+        warnings.append(with_its_tokenizer(run, delta))
     return bound.replace(warnings=(*bound.warnings, *warnings))
 
 
+def _ledger_warnings(run: SpentRun) -> list[str]:
+    """Return what the ledger's end says beside the number."""
+    warnings = [NOT_PRIVATE_SEED] if run.plan.reproducible else []
+    if run.ledger.torn_step:
+        warnings.append(
+            "the last line of the ledger is torn: the run broke off while it was written, and its"
+            " step is counted."
+        )
+    elif run.ledger.journaled_step:
+        warnings.append(
+            f"{JOURNAL} has one step more than the ledger: the run broke off before its"
+            " line was written, or the line was cut, and it is counted."
+        )
+    if run.end is None:
+        warnings.append(END_UNPROVEN)
+    if not run.ledger.closed:
+        warnings.append(
+            f"the run has not ended: {run.steps} steps are counted, of {run.plan.steps} planned."
+        )
+    elif run.steps > run.plan.steps:
+        warnings.append(
+            f"{run.steps} steps are counted, of {run.plan.steps} planned: the run broke off, and"
+            " some were taken again with new noise."
+        )
+    return warnings
+
+
 def with_its_tokenizer(run: SpentRun, delta: float) -> str:
-    """Returns what a run costs with its tokenizer, in a sentence."""
-    before = run.plan.tokenizer
-    assert before is not None
-    at = math.fsum([delta, before.delta])
-    taken = added_up(run.whole, taken_before(before))
-    both = account_taken(taken, at, "pld")
+    """Return what a run costs with its tokenizer, in a sentence."""
+    tokenizer = run.plan.tokenizer
+    assert tokenizer is not None
+    steps = sum_steps(run.whole, histogram_steps(tokenizer))
+    both = account_taken(steps, delta + tokenizer.delta, "pld")
     return (
         "epsilon is of the training alone; with its tokenizer, which the same records made,"
         f" epsilon = {eps_text(both.epsilon)} (upper bound by {both.accountant}) at delta ="
-        f" {delta_text(at)}."
+        f" {delta_text(both.delta)}."
     )
 
 
 def account_together(
     runs: Sequence[SpentRun], *, delta: float | None = None, accountant: str | None = None
 ) -> EpsilonBound:
-    """Returns what several runs on the same data cost together, by PLD, else RDP.
+    """Return what several runs on the same data cost together, by PLD, else RDP.
 
     Args:
         runs: What their folders say.
-        delta: At which the bound shall hold; None: ``default_together``.
+        delta: At which the bound shall hold; None: ``delta_together``.
         accountant: "rdp" leads in place of "pld".
 
     Raises:
         InputError: The runs do not protect the same unit, or no accountant can bound them.
     """
     check_same_unit(runs)
-    beside = [taken_before(before) for _, before in spent_beside(runs)]
-    taken = added_up(*(run.taken for run in runs), *beside)
-    at = default_together(runs) if delta is None else delta
-    return _compose(taken, at, accountant or "pld")
+    histograms = [histogram_steps(before) for _, before in spent_beside(runs)]
+    steps = sum_steps(*(run.taken for run in runs), *histograms)
+    delta = delta_together(runs) if delta is None else delta
+    return _compose(steps, delta, accountant or "pld")
 
 
-def default_together(runs: Sequence[SpentRun]) -> float:
-    """Returns the delta at which runs are composed: the smallest of theirs.
+def delta_together(runs: Sequence[SpentRun]) -> float:
+    """Return the delta at which runs are composed: the smallest of theirs.
 
     A tokenizer's comes on top, since half of it goes to its threshold, whatever the others have.
     """
     tokenizers = [run.plan.delta for run in runs if thresholds_delta(run.taken)]
     tokenizers += [
-        before.delta for run, before in spent_beside(runs) if thresholds_delta(taken_before(before))
+        before.delta
+        for run, before in spent_beside(runs)
+        if thresholds_delta(histogram_steps(before))
     ]
     others = [run.plan.delta for run in runs if not thresholds_delta(run.taken)]
     return math.fsum([*tokenizers, *([min(others)] if others else [])])
 
 
 def spent_beside(runs: Sequence[SpentRun]) -> list[tuple[SpentRun, SpentBefore]]:
-    """Returns what plans name that adds to their cost and is no run among them, each once.
+    """Return what plans name that adds to their cost and is no run among them, each once.
 
     That is a tokenizer, or the histogram of a synthesis; with it comes a run that names it.
 
     Raises:
         StateError: A run among them has its name, and not the ledger that the plan has.
     """
-    here = {run.ledger.run_id: run for run in runs}
-    beside: dict[str, tuple[SpentRun, SpentBefore]] = {}
+    runs_by_id = {run.ledger.run_id: run for run in runs}
+    spent: dict[str, tuple[SpentRun, SpentBefore]] = {}
     named_by_plans = [
         (run, before)
         for run in runs
@@ -131,20 +162,20 @@ def spent_beside(runs: Sequence[SpentRun]) -> list[tuple[SpentRun, SpentBefore]]
         if before is not None
     ]
     for run, before in named_by_plans:
-        named = here.get(before.run_id)
+        named = runs_by_id.get(before.run_id)
         if named is None:
-            beside.setdefault(before.run_id, (run, before))
+            spent.setdefault(before.run_id, (run, before))
         elif named.ledger.heads[before.lines : before.lines + 1] != (before.head,):
             raise StateError(
                 f"the ledger of {named.folder} must have the head {before.head} after line"
                 f" {before.lines}, as the plan of {run.folder} has it, got another; it was cut or"
                 " replaced. Put it back as it was."
             )
-    return list(beside.values())
+    return list(spent.values())
 
 
 def without_counted(runs: Sequence[SpentRun]) -> tuple[list[SpentRun], list[str]]:
-    """Returns runs without the histograms that others name, each run's epsilon being its own.
+    """Return runs without the histograms that others name, each run's epsilon being its own.
 
     Returns:
         The others, and a sentence for each histogram that is left to its training's plan.
@@ -164,43 +195,41 @@ def without_counted(runs: Sequence[SpentRun]) -> tuple[list[SpentRun], list[str]
 
 
 def check_same_unit(runs: Sequence[SpentRun]) -> None:
-    """Refuses runs whose epsilons protect different things."""
+    """Reject runs whose epsilons protect different things."""
     first = runs[0]
     for run in runs[1:]:
-        for name in ("unit", "neighboring_relation"):
-            _same(name, first, run)
+        names = ["unit", "neighboring_relation"]
         # A named unit is the same one whatever number of its records is trained on.
         definitions = (first.plan.unit_definition, run.plan.unit_definition)
         if first.plan.unit == EXAMPLE and None not in definitions:
-            _same("unit_definition", first, run)
+            names.append("unit_definition")
+        for name in names:
+            expected, value = getattr(first.plan, name), getattr(run.plan, name)
+            if value != expected:
+                raise InputError(
+                    f"runs must all have the same {name}, got {expected!r} in {first.folder} and"
+                    f" {value!r} in {run.folder}; their epsilons protect different things, so"
+                    " compose them apart."
+                )
 
 
 def check_head(run: SpentRun, head: str) -> None:
-    """Refuses a ledger whose head is not the one that was lodged elsewhere."""
+    """Reject a ledger whose head is not the one that was lodged elsewhere."""
     ledger = run.ledger
     if ledger.head == head:
         return
-    went_on = (
+    reason = (
         f"; the one given was its head after line {ledger.heads.index(head)}"
         if head in ledger.heads
         else "; it was replaced or written anew, or the head is of another run"
     )
     raise StateError(
-        f"the ledger of {run.folder} must have the head {head}, got {ledger.head}{went_on}."
+        f"the ledger of {run.folder} must have the head {head}, got {ledger.head}{reason}."
     )
 
 
-def _same(name: str, first: SpentRun, other: SpentRun) -> None:
-    expected, got = getattr(first.plan, name), getattr(other.plan, name)
-    if expected != got:
-        raise InputError(
-            f"runs must all have the same {name}, got {expected!r} in {first.folder} and {got!r} in"
-            f" {other.folder}; their epsilons protect different things, so compose them apart."
-        )
-
-
 def account_taken(taken: Mapping[Noise, int], delta: float, leader: str) -> EpsilonBound:
-    """Returns what noisy steps cost at ``delta``, of which thresholds take theirs.
+    """Return what noisy steps cost at ``delta``, of which thresholds take theirs.
 
     Raises:
         InputError: ``delta`` is out of range, or no accountant can bound the steps.
@@ -216,43 +245,14 @@ def _compose(taken: Mapping[Noise, int], delta: float, leader: str) -> EpsilonBo
     parts = as_mechanisms(taken, delta)
     if not parts:
         SampledGaussian(noise_multiplier=1, sample_rate=1, steps=1, delta=delta)  # checks delta
-        none = "no noisy step is in the ledger, so nothing was spent."
+        warning = "no noisy step is in the ledger, so nothing was spent."
         return EpsilonBound(
-            epsilon=0.0, delta=delta, accountant="rdp", epsilons={}, warnings=(none,)
+            epsilon=0.0, delta=delta, accountant="rdp", epsilons={}, warnings=(warning,)
         )
-    composition = Composition(parts=parts)
-    bound = account_composition(composition, accountant=leader)
+    bound = account_composition(Composition(parts=parts), accountant=leader)
     return bound.replace(delta=delta)
 
 
-def _notes(run: SpentRun) -> list[str]:
-    """Returns what the ledger's end says beside the number."""
-    notes = [NOT_PRIVATE_SEED] if run.plan.reproducible else []
-    if run.ledger.torn_step:
-        notes.append(
-            "the last line of the ledger is torn: the run broke off while it was written, and its"
-            " step is counted."
-        )
-    elif run.ledger.journaled_step:
-        notes.append(
-            f"{JOURNAL} has one step more than the ledger: the run broke off before its"
-            " line was written, or the line was cut, and it is counted."
-        )
-    if run.end is None:
-        notes.append(END_UNPROVEN)
-    if not run.ledger.closed:
-        notes.append(
-            f"the run has not ended: {run.steps} steps are counted, of {run.plan.steps} planned."
-        )
-    elif run.steps > run.plan.steps:
-        notes.append(
-            f"{run.steps} steps are counted, of {run.plan.steps} planned: the run broke off, and"
-            " some were taken again with new noise."
-        )
-    return notes
-
-
-logger = logging.getLogger(__name__)
 PUBLIC_TOKENIZER = (
     "the tokenizer of model.tokenizer has no ledger and is taken as public"
     " (model.tokenizer_is_public=true): epsilon does not cover what made it"
@@ -260,65 +260,66 @@ PUBLIC_TOKENIZER = (
 
 
 def tokenizer_of(config: TrainConfig) -> SpentRun | None:
-    """Returns what a private run's tokenizer cost; None where it has no ledger, or there is none.
+    """Return what a private run's tokenizer cost; None where it has no ledger, or there is none.
 
     Raises:
         InputError: It is not there, its noise was predictable, it protects another unit than the
             run, or it has no ledger where one is needed.
         StateError: Its ledger is damaged, or the tokenizer is not the one that its run made.
     """
-    guarantee, given = config.privacy.guarantee, config.model.tokenizer
-    if guarantee is None or given is None:
+    guarantee, tokenizer = config.privacy.guarantee, config.model.tokenizer
+    if guarantee is None or tokenizer is None:
         return None
-    folder = _run_of(given)
+    folder = _tokenizer_run(tokenizer)
     if folder is None:
-        _check_public(config)
+        _check_without_ledger(config)
         return None
     spent = read_spent(str(folder))
     pieces = read_model(folder / PRIVACY, PrivateVocabulary).pieces
-    found = hashlib.sha256(read_file(folder / TOKENIZER / "tokenizer.json")).hexdigest()
+    digest = hashlib.sha256(read_file(folder / TOKENIZER / "tokenizer.json")).hexdigest()
     # What made another one is not in the ledger.
-    if pieces is None or pieces.tokenizer_sha256 != found:
+    if pieces is None or pieces.tokenizer_sha256 != digest:
         raise StateError(
             f"{folder / TOKENIZER} is not the tokenizer that {folder / PRIVACY} names; put it back"
             " as it was."
         )
     if spent.plan.reproducible and guarantee.noise_seed is None:
         raise InputError(
-            f"model.tokenizer must be private, got {given!r}, whose noise was predictable"
+            f"model.tokenizer must be private, got {tokenizer!r}, whose noise was predictable"
             " (privacy.noise_seed), so that no epsilon holds with it; make a tokenizer without."
         )
-    ours = {
+    of_training = {
         "unit": guarantee.unit,
         "neighboring_relation": NEIGHBORING_RELATION,
         "unit_definition": guarantee.unit_definition(config.task.unit_definition),
     }
-    for name, value in ours.items():
-        theirs = getattr(spent.plan, name)
-        if name == "unit_definition" and (guarantee.unit != EXAMPLE or theirs is None):
+    for name, expected in of_training.items():
+        value = getattr(spent.plan, name)
+        if name == "unit_definition" and (guarantee.unit != EXAMPLE or value is None):
             continue  # a named unit is the same one whatever is counted of it
-        if theirs != value:
+        if value != expected:
             raise InputError(
-                f"model.tokenizer must protect the {name} of the run, {value!r}, got {theirs!r} of"
-                f" {folder}: their epsilons protect different things; make a tokenizer for it."
+                f"model.tokenizer must protect the {name} of the run, {expected!r}, got {value!r}"
+                f" of {folder}: their epsilons protect different things; make a tokenizer for it."
             )
     return spent
 
 
-def _run_of(given: str) -> Path | None:
-    """Returns the folder of the ``dpft tokenizer`` run that a tokenizer is of; None: of none.
+def _tokenizer_run(tokenizer: str) -> Path | None:
+    """Return the folder of the ``dpft tokenizer`` run that a tokenizer is of; None: of none.
 
     The tokenizer's own folder in the run's is the run's tokenizer too: what it cost must not be
     left out by naming it.
     """
-    place = Path(given).expanduser()
-    if not place.exists():
+    path = Path(tokenizer).expanduser()
+    if not path.exists():
         raise InputError(
-            f"model.tokenizer must be the folder of a dpft tokenizer run, or of a tokenizer, got"
-            f" {given!r}, which does not exist; put it back, or name it as it is seen from here."
+            "model.tokenizer must be the folder of a dpft tokenizer run, or of a tokenizer, got"
+            f" {tokenizer!r}, which does not exist; put it back, or name it as it is seen from"
+            " here."
         )
-    here = place.resolve()
-    for folder in (place, here.parent) if here.name == TOKENIZER else (place,):
+    resolved = path.resolve()
+    for folder in (path, resolved.parent) if resolved.name == TOKENIZER else (path,):
         if (folder / LEDGER).exists():
             return folder
         if (folder / HISTOGRAM).exists():
@@ -329,22 +330,16 @@ def _run_of(given: str) -> Path | None:
     return None
 
 
-def _check_public(config: TrainConfig) -> None:
-    """Refuses a tokenizer of which nothing says what it cost, unless it is said to be public."""
+def _check_without_ledger(config: TrainConfig) -> None:
+    """Reject a tokenizer of which nothing says what it cost, unless it is said to be public."""
     if config.model.tokenizer_is_public:
         return
-    place = Path(str(config.model.tokenizer)).expanduser().resolve()
-    if any(map(_says_not_private, (place, place / TOKENIZER))):
+    path = Path(str(config.model.tokenizer)).expanduser().resolve()
+    if any(map(_is_marked_not_private, (path, path / TOKENIZER))):
         raise InputError(
             f"model.tokenizer must be private, got {config.model.tokenizer!r}, made with"
             " privacy=none; make one with privacy.eps, or, where its texts are public, set"
             " model.tokenizer_is_public=true."
-        )
-    if config.privacy.guarantee is not None and config.privacy.guarantee.total_eps is not None:
-        raise InputError(
-            f"privacy.total_eps needs a model.tokenizer with a {LEDGER}, got"
-            f" {config.model.tokenizer!r}, which has none; give the folder of a dpft tokenizer run,"
-            " or privacy.eps."
         )
     if config.task.corpus_form is not None:
         raise InputError(
@@ -355,8 +350,8 @@ def _check_public(config: TrainConfig) -> None:
     logger.warning("%s", PUBLIC_TOKENIZER.replace(" (model.tokenizer_is_public=true)", ""))
 
 
-def _says_not_private(tokenizer: Path) -> bool:
-    """Returns whether a tokenizer's own files say that it was made without privacy."""
+def _is_marked_not_private(tokenizer: Path) -> bool:
+    """Return whether a tokenizer's own files say that it was made without privacy."""
     try:
         content = json.loads((tokenizer / TOKENIZER_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # whoever loads it says what is wrong with it
@@ -365,7 +360,7 @@ def _says_not_private(tokenizer: Path) -> bool:
 
 
 def spent_before(tokenizer: SpentRun | None) -> SpentBefore | None:
-    """Returns what a plan says of a tokenizer's cost, so that it is known without its folder."""
+    """Return what a plan says of a tokenizer's cost, so that it is known without its folder."""
     if tokenizer is None or not tokenizer.ledger.mechanisms:
         return None
     mechanism = tokenizer.ledger.mechanisms[0]
@@ -386,53 +381,41 @@ def cost_together(
     delta: float,
     before: SpentBefore,
 ) -> WithTokenizer:
-    """Returns what the steps of a run cost with the tokenizer that its plan names."""
-    at, others = delta + before.delta, taken_before(before)
-    both = account_taken(added_up(taken, others), at, "pld")
-    own = account_taken(others, before.delta, "prv")
+    """Return what the steps of a run cost with the tokenizer that its plan names."""
+    of_tokenizer = histogram_steps(before)
+    both = account_taken(sum_steps(taken, of_tokenizer), delta + before.delta, "pld")
+    tokenizer = account_taken(of_tokenizer, before.delta, "prv")
     return WithTokenizer(
-        epsilon=min(both.epsilon, epsilon + own.epsilon),
-        delta=at,
+        epsilon=min(both.epsilon, epsilon + tokenizer.epsilon),
+        delta=both.delta,
         tokenizer=TokenizerCost(
-            epsilon=own.epsilon,
+            epsilon=tokenizer.epsilon,
             delta=before.delta,
             ledger=LedgerHead(lines=before.lines, head=before.head),
-            simple_composition=epsilon + own.epsilon,
+            simple_composition=epsilon + tokenizer.epsilon,
         ),
-    )
-
-
-def planned_with_tokenizer(plan: PrivacyPlan, promise: PlanPromise) -> WithTokenizer | None:
-    """Returns what ``dpft plan`` says of a run and its tokenizer together; None without one."""
-    if plan.tokenizer is None:
-        return None
-    noise = Noise(noise_multiplier=plan.noise_multiplier, sample_rate=plan.sample_rate)
-    return cost_together(
-        {noise: plan.event().steps},
-        epsilon=promise.epsilon,
-        delta=plan.delta,
-        before=plan.tokenizer,
     )
 
 
 def noise_beside(
     tokenizer: SpentRun, *, total_eps: float, delta: float, sample_rate: float, steps: int
 ) -> float:
-    """Returns the least noise with which a training and its tokenizer keep within one epsilon."""
-    at = delta + tokenizer.plan.delta
-    others = as_mechanisms(tokenizer.taken, at)
-    left = others[0].delta
+    """Return the least noise with which a training and its tokenizer keep within one epsilon."""
+    of_tokenizer = as_mechanisms(tokenizer.taken, delta + tokenizer.plan.delta)
 
-    def together(noise_multiplier: float) -> float:
-        own = SampledGaussian(
-            noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=steps, delta=left
+    def epsilon_of_both(noise_multiplier: float) -> float:
+        training = SampledGaussian(
+            noise_multiplier=noise_multiplier,
+            sample_rate=sample_rate,
+            steps=steps,
+            delta=of_tokenizer[0].delta,
         )
-        found = evaluate("pld", Composition(parts=(own, *others)))
-        assert found.upper is not None
-        return found.upper
+        epsilon = evaluate("pld", Composition(parts=(training, *of_tokenizer)))
+        assert epsilon.upper is not None
+        return epsilon.upper
 
     try:
-        return smallest_noise(together, total_eps, start=1.0)
+        return smallest_noise(epsilon_of_both, total_eps, start=1.0)
     except AccountantError as error:
         spent = account_taken(tokenizer.taken, tokenizer.plan.delta, "prv").epsilon
         raise InputError(

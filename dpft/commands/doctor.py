@@ -16,11 +16,19 @@ from typing import Final, Literal
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from dpft.config.doctor import DoctorConfig
+from dpft.config.output_keys import Output
+from dpft.config.section import Section
 from dpft.errors import RunError
 from dpft.machine import machine_memory
 from dpft.reports.terminal import Answer, Grid, show_answer
 from dpft.strict_model import StrictModel, Versioned
+
+
+class DoctorConfig(Section):
+    """``dpft doctor``, conf/doctor.yaml."""
+
+    output: Output = "table"
+    """table for people, or json: one object on stdout."""
 
 
 class Check(StrictModel):
@@ -95,15 +103,15 @@ def device_check() -> Check:
 
         torch.ones(2).sum().item()
     except (ImportError, OSError, RuntimeError) as error:
-        found = f"torch does not compute ({type(error).__name__}); install it as pytorch.org says"
-        return Check(what="device", state=MISSING, found=found, essential=True)
+        reason = f"torch does not compute ({type(error).__name__}); install it as pytorch.org says"
+        return Check(what="device", state=MISSING, found=reason, essential=True)
     device, memory = accelerator(), free_and_total_memory()
-    found = f"CPU, {torch.get_num_threads()} of {os.cpu_count()} cores used"
+    description = f"CPU, {torch.get_num_threads()} of {os.cpu_count()} cores used"
     if device is not None:
-        found = device_name(device)
+        description = device_name(device)
         if memory is not None:
-            found += f", {memory[0] / GIB:.1f} of {memory[1] / GIB:.1f} GiB free"
-    return Check(what="device", state=OK, found=found, essential=True)
+            description += f", {memory[0] / GIB:.1f} of {memory[1] / GIB:.1f} GiB free"
+    return Check(what="device", state=OK, found=description, essential=True)
 
 
 def folder_check() -> Check:
@@ -112,8 +120,8 @@ def folder_check() -> Check:
     try:
         tempfile.TemporaryFile(dir=place).close()
     except OSError as error:
-        found = f"cannot be written to: {(error.strerror or 'unknown reason').lower()}"
-        return Check(what="outputs/", state=MISSING, found=found, essential=True)
+        reason = f"cannot be written to: {(error.strerror or 'unknown reason').lower()}"
+        return Check(what="outputs/", state=MISSING, found=reason, essential=True)
     return Check(what="outputs/", state=OK, found="can be written to", essential=True)
 
 
@@ -123,8 +131,8 @@ def extra_check(extra: str) -> Check:
     lacks = [f"{check.what} {check.found}" for check in checks if check.state == MISSING]
     what = f"dpft[{extra}]"
     if lacks:
-        found = f"{'; '.join(lacks)}. Run: pip install '{what}'"
-        return Check(what=what, state=MISSING, found=found)
+        advice = f"{'; '.join(lacks)}. Run: pip install '{what}'"
+        return Check(what=what, state=MISSING, found=advice)
     return Check(what=what, state=OK, found="installed")
 
 
@@ -155,12 +163,12 @@ def _requirements(extra: str) -> list[Requirement]:
     return [one for one in every if needed(one, extra) and not (extra and needed(one, ""))]
 
 
-def _check(what: str, found: str | None, wanted: SpecifierSet) -> Check:
-    if found is not None and wanted.contains(found, prereleases=True):
-        return Check(what=what, state=OK, found=found, essential=True)
+def _check(what: str, installed: str | None, wanted: SpecifierSet) -> Check:
+    if installed is not None and wanted.contains(installed, prereleases=True):
+        return Check(what=what, state=OK, found=installed, essential=True)
     needs = f", dpft needs {wanted}" if str(wanted) else ""
-    found = f"{found or 'not installed'}{needs}"
-    return Check(what=what, state=MISSING, found=found, essential=True)
+    version_text = f"{installed or 'not installed'}{needs}"
+    return Check(what=what, state=MISSING, found=version_text, essential=True)
 
 
 def check_machine(config: DoctorConfig) -> None:

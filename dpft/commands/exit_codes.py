@@ -1,4 +1,4 @@
-"""How a job or a whole command ends: every outcome to one exit code, and what stderr may say of it.
+"""Map each way that a command can end to an exit code and a message on stderr.
 
 Exit codes: 0 done, 1 failed while running, 2 bad input, 3 corrupted state, 141 where nobody reads
 the output any more; of a whole command also 130 interrupted and 143 terminated (SIGTERM).
@@ -43,10 +43,10 @@ def where(error: BaseException) -> str:
     The last line names the file that has them, where ``crash_kept`` wrote one.
     """
     parts = []
-    for each in reversed(_chain(error)):
-        places = traceback.format_tb(each.__traceback__)
+    for cause in reversed(_chain(error)):
+        places = traceback.format_tb(cause.__traceback__)
         begin = ["Traceback (most recent call last):\n"] if places else []
-        parts.append("".join([*begin, *places, f"{type(each).__qualname__}\n"]))
+        parts.append("".join([*begin, *places, f"{type(cause).__qualname__}\n"]))
     kept = next(iter(_kept_in(error)), "it could not be written anywhere")
     withheld = f"(its message is withheld, since it may quote a record; {kept})"
     return "\nand from that, or while it was handled:\n\n".join(parts) + withheld
@@ -103,14 +103,14 @@ READER_GONE = 141
 
 
 @dataclass
-class Outcome:
+class ExitStatus:
     """How a job or a whole command ended."""
 
     exit_code: int = 0
 
 
 @contextmanager
-def errors_reported(outcome: Outcome, *, withhold: bool = True) -> Iterator[None]:
+def errors_reported(outcome: ExitStatus, *, withhold: bool = True) -> Iterator[None]:
     """Report an error of the block on stderr, and put its exit code into ``outcome``.
 
     An interrupt or a termination passes through: it ends a whole sweep, not one job of it.
@@ -155,7 +155,7 @@ def errors_reported(outcome: Outcome, *, withhold: bool = True) -> Iterator[None
 
 def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
     """Run a job, report its error as ``errors_reported`` does, and return its exit code."""
-    outcome = Outcome()
+    outcome = ExitStatus()
     with errors_reported(outcome, withhold=withhold):
         job()
     return outcome.exit_code
@@ -177,7 +177,7 @@ INTERRUPTED = 130
 
 
 @contextmanager
-def command_outcome(outcome: Outcome) -> Iterator[None]:
+def command_outcome(outcome: ExitStatus) -> Iterator[None]:
     """Run a whole command in the block, under dpft's signal handling.
 
     Whatever it ends with, its exit code is in ``outcome`` then.

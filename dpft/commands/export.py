@@ -1,13 +1,16 @@
-"""``dpft export``: a run's model as a folder to hand on, with the record of what it guarantees.
+"""``dpft export``: write a run's model and its privacy record to a folder for other people.
 
 Merging an adapter is arithmetic on the trained weights, post-processing, so epsilon is the run's.
 """
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
 
 from dpft.commands.guarantee import read_finished_run
 from dpft.commands.ledger_account import saved_run
@@ -17,29 +20,46 @@ from dpft.errors import InputError
 from dpft.model_digest import recorded_base, write_released
 from dpft.models.loading import quiet_transformers
 from dpft.reports.report import write_card
-from dpft.run_folder import EXPORT, LEDGER, MODEL, PRIVACY, hold_run, share
+from dpft.run_folder import EXPORT, LEDGER, MODEL, PRIVACY, apply_umask, hold_run
 from dpft.strict_model import write_model
 
 logger = logging.getLogger(__name__)
 
 
 def export(config: ExportConfig) -> None:
-    """Writes the folder: the model, merged or as it was saved, its digests, privacy.json, ledger.
+    """Write the folder: the model, merged or as it was saved, its digests, privacy.json, ledger.
 
     Raises:
         InputError: There is no such run, the folder is there already, or the weights cannot be
             merged.
+        StateError: An adapter's base is at hand, and not the one that the run trained on.
     """
     quiet_transformers()
     folder = Path(config.run)
     saved = saved_run(config.run)
     target = new_folder(folder, config.to)
     with hold_run(folder):
-        whole = saved.method.saves_whole_model
-        write = merged(folder, saved) if config.merge and not whole else copied(folder, saved)
+        # 1. The model. Weights are merged before anything is written.
+        merged = None
+        if config.merge and not saved.method.saves_whole_model:
+            merged = merged_model(folder, saved)
+        else:
+            check_saved_model(folder, saved)
+
+        # 2. The files.
         with whole_or_absent(target) as partial:
-            write(partial, target)
+            if merged is not None:
+                partial.mkdir()
+                model, processor = merged
+                model.save_pretrained(partial, safe_serialization=True)
+                processor.save_pretrained(partial)
+                apply_umask(partial)
+            else:
+                shutil.copytree(folder / MODEL, partial)
+                saved.method.relocate(partial, target)
             write_released(partial, None if config.merge else recorded_base(folder / MODEL))
+
+            # 3. What the run guarantees.
             if (folder / PRIVACY).exists():
                 record = read_finished_run(folder)
                 write_model(partial / PRIVACY, record.privacy)
@@ -83,12 +103,8 @@ def whole_or_absent(target: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-Write = Callable[[Path, Path], None]
-"""Writes the model into the first folder, which will be called the second."""
-
-
-def copied(folder: Path, saved: TrainConfig) -> Write:
-    """Returns what writes the model as the run saved it.
+def check_saved_model(folder: Path, saved: TrainConfig) -> None:
+    """Check that a run's folder has the model of its method, and its base if that is at hand.
 
     Raises:
         InputError: The folder holds no model of the run's method.
@@ -102,15 +118,9 @@ def copied(folder: Path, saved: TrainConfig) -> Write:
         # A base that is not at hand is none of the copy, but its card names one.
         logger.warning("whether the copied adapter's base is the run's was not seen: %s", error)
 
-    def write(partial: Path, target: Path) -> None:
-        shutil.copytree(folder / MODEL, partial)
-        saved.method.relocate(partial, target)
 
-    return write
-
-
-def merged(folder: Path, saved: TrainConfig) -> Write:
-    """Returns what writes the model as one that needs no base; merges before anything is written.
+def merged_model(folder: Path, saved: TrainConfig) -> tuple[PreTrainedModel, Any]:
+    """Return the run's model with the adapter merged into its base, and its tokenizer.
 
     Raises:
         InputError: The method's weights cannot be merged.
@@ -124,12 +134,4 @@ def merged(folder: Path, saved: TrainConfig) -> Write:
             " gave them: about %d times the size that it trained at",
             *(saved.model.quantization, 8 if saved.model.quantization == "nf4" else 4),
         )
-    processor = trained_model.processor(saved.task, head)
-
-    def write(partial: Path, target: Path) -> None:
-        partial.mkdir()
-        model.save_pretrained(partial, safe_serialization=True)
-        processor.save_pretrained(partial)
-        share(partial)
-
-    return write
+    return model, trained_model.processor(saved.task, head)

@@ -1,4 +1,4 @@
-"""A finished run as a Python object: its guarantee, its scores and its model."""
+"""The Python object of a finished run, with its epsilon, its scores and its model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dpft.commands.task_model import TrainedModel, trained_model_of_run
 from dpft.config.schema import TrainConfig
 from dpft.models.loading import quiet_transformers
 from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.reports.promises import guarantee, is_promised
+from dpft.reports.privacy_json import guarantee, is_promised
 from dpft.reports.run_record import RunRecord, data_name, model_title, with_own_scores
 from dpft.run_folder import REPORT
 from dpft.strict_model import as_json

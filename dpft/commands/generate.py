@@ -1,4 +1,4 @@
-"""``dpft generate``: synthetic records in a task's own format, and the statement of their cost.
+"""``dpft generate``: write synthetic records with a run's model, and a statement of their epsilon.
 
 No record that was trained on is read: the model goes on from the user's prompts, or from nothing
 where whole records were trained on. A text that the task's template does not divide into columns is
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from dpft.commands.exit_codes import crash_kept
 from dpft.commands.guarantee import privacy_of
 from dpft.commands.ledger_account import saved_run
+from dpft.commands.progress_bars import batch_progress
 from dpft.commands.rank_agreement import check_alike, check_same_model
-from dpft.commands.run_cost import cut, loading_device
+from dpft.commands.run_cost import loading_device, shard_model
 from dpft.commands.task_model import TrainedModel, trained_model_of_run
-from dpft.commands.tracking import batch_progress
-from dpft.config.schema import GenerateConfig, TrainConfig
+from dpft.config.schema import GenerateConfig
 from dpft.data.raw_rows import MEMORY, WRITERS, write_rows
 from dpft.data.rows import Check, accept_all, are_records, load_prompts
 from dpft.errors import InputError, RunError
@@ -30,12 +30,14 @@ from dpft.models.loading import quiet_transformers
 from dpft.parallel.processes import own_device, started
 from dpft.parallel.rank_environment import without_logging
 from dpft.parallel.ranks import ALONE, Ranks
-from dpft.reports.promises import OWN_RECORDS, Prompts, RunPrivacy
+from dpft.reports.privacy_json import OWN_RECORDS, Prompts, RunPrivacy
 from dpft.reports.report import notes_on, statement
 from dpft.run_folder import GENERATED, hold_run
 from dpft.strict_model import write_model
 from dpft.tasks.base import Example, Task, TextTask
 from dpft.tasks.custom import CustomTexts
+
+logger = logging.getLogger(__name__)
 
 Prompt = tuple[Mapping[str, Any], Example]
 """A row in the task's format without its answer, and what the model goes on from."""
@@ -43,7 +45,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class GeneratedTexts:
     """What was written after some prompts."""
 
     texts: tuple[str, ...]
@@ -60,59 +62,15 @@ class Written:
 
     def unparsed(self, prompts: Sequence[Prompt]) -> list[Record]:
         """Returns the texts that are no rows, each with the prompt's columns where it has any."""
-        found = zip(prompts, self.texts, self.records, strict=True)
+        answers = zip(prompts, self.texts, self.records, strict=True)
         return [
             {"text": text} | ({"prompt": dict(row)} if row else {})
-            for (row, _), text, record in found
+            for (row, _), text, record in answers
             if record is None
         ]
 
 
-def write_records(
-    config: GenerateConfig,
-    task: TextTask,
-    trained_model: TrainedModel,
-    prompts: Sequence[Prompt],
-    ranks: Ranks = ALONE,
-) -> Written:
-    """Returns what the model writes after each prompt, with a bar on a terminal.
-
-    The processes share the prompts; each of them has what all have written.
-    """
-    with ranks.settled():
-        device = own_device(config.train.prepare(), ranks)
-        outputs = trained_model.outputs(
-            task,
-            loading_device(config.parallel, device),
-            batch_size=config.batch_size,
-            max_new_tokens=config.decode.max_new_tokens,
-        )
-    if ranks.size > 1:
-        check_same_model(outputs.model, prompts, ranks)
-        outputs = replace(outputs, ranks=ranks)
-    if config.parallel.shards_model:
-        cut(outputs.model, config.parallel, device, ranks)
-    texts, unread = [""] * len(prompts), []
-    places = list(range(len(prompts)))
-    with batch_progress(shown=ranks.is_first) as show:
-        # Where nothing is drawn, another attempt writes the same text.
-        retries = config.retries if config.decode.draws else 0
-        for attempt in range(1 + retries):
-            draws = Draws(places=places, attempt=attempt)
-            asked = [prompts[place][1] for place in places]
-            doing = counter(f"attempt {attempt + 1}" if attempt else "records", len(asked), show)
-            found = outputs.texts(asked, config.decode, doing, draws)
-            for place, text in zip(places, found, strict=True):
-                texts[place] = text
-            places = [at for at in places if task.record(prompts[at][0], texts[at]) is None]
-            unread.append(len(places))
-            if not places:
-                break
-    records = [task.record(row, text) for (row, _), text in zip(prompts, texts, strict=True)]
-    return Written(texts=tuple(texts), records=tuple(records), unread=tuple(unread))
-
-
-class Target(NamedTuple):
+class GeneratedFiles(NamedTuple):
     """The files to write."""
 
     records: Path
@@ -123,112 +81,10 @@ class Target(NamedTuple):
     """Texts that are no rows, where there are any."""
 
 
-def new_files(folder: Path, to: str | None, task: TextTask) -> Target:
-    """Returns the files to write, in the run's folder ``generated`` unless ``to`` names another.
+def generate(config: GenerateConfig) -> GeneratedFiles:
+    """Write records with a run's model, and beside them the statement of what they cost.
 
-    Raises:
-        InputError: One is there, or cannot be made, or ``to`` ends in no format, or in one that
-            cannot hold the task's rows.
-    """
-    if to is None:
-        numbers = range(1, len(list((folder / GENERATED).glob("*"))) + 2)
-        candidates = [_target(folder / GENERATED / f"{number}.jsonl") for number in numbers]
-        return next(target for target in candidates if not _existing(target))
-    target = _target(Path(to).expanduser())
-    if target.records.suffix not in WRITERS:
-        raise InputError(f"to must end in {', '.join(WRITERS)}, got {to!r}.")
-    if target.records.suffix == ".csv" and task.holds_lists:
-        raise InputError(
-            f"to must end in .jsonl or .parquet for task={task.name}, whose rows hold lists, got"
-            f" {to!r}; .csv has no place for them."
-        )
-    for path in _existing(target):
-        raise InputError(f"to must be a new file, got {to!r}, but {path} exists; choose another.")
-    above = next(parent for parent in target.records.parents if parent.exists())
-    if not above.is_dir():
-        raise InputError(f"to must be a new file, got {to!r}, but {above} is a file.")
-    return target
-
-
-def write(
-    config: GenerateConfig,
-    target: Target,
-    *,
-    privacy: RunPrivacy,
-    task: TextTask,
-    written: Written,
-    prompts: Sequence[Prompt],
-    source: Prompts,
-) -> None:
-    """Writes the files, the statement first: no records lie there without it.
-
-    Records are no more open to other users than the prompts that stand in them, and how many of
-    a user's prompts have become rows the statement does not say.
-    """
-    unparsed = written.unparsed(prompts)
-    said = statement(
-        privacy,
-        run=_name_of(Path(config.run)),
-        task=config.task.name,
-        decode=config.decode,
-        retries=config.retries,
-        records=len(prompts),
-        unparsed=len(unparsed) if task.written_columns and source == "none" else None,
-        prompts=source,
-    )
-    target.records.parent.mkdir(parents=True, exist_ok=True)
-    write_model(target.statement, said)
-    try:
-        for path, rows in ((target.unparsed, unparsed), (target.records, written.rows)):
-            if rows:
-                write_rows(path, rows, mode=_mode(config, source))
-    except OSError:
-        target.unparsed.unlink(missing_ok=True)
-        target.statement.unlink()
-        raise
-
-
-def source_of_prompts(config: GenerateConfig, trained: Task) -> Prompts:
-    """Return where prompts come from; the run's own files are recognized if they have not moved."""
-    if config.prompts is None:
-        return "none"
-    is_own = config.prompts != MEMORY and are_records(trained, config.prompts)
-    return OWN_RECORDS if is_own else "the user's"
-
-
-def _mode(config: GenerateConfig, source: Prompts) -> int:
-    if config.prompts is None:
-        return 0o644
-    if config.prompts == MEMORY or source == OWN_RECORDS:
-        return 0o600
-    return 0o600 | (0o644 & Path(config.prompts).expanduser().stat().st_mode)
-
-
-def _target(records: Path) -> Target:
-    stem = records.stem
-    return Target(
-        records=records,
-        statement=records.with_name(f"{stem}.privacy.json"),
-        unparsed=records.with_name(f"{stem}.unparsed.jsonl"),
-    )
-
-
-def _existing(target: Target) -> list[Path]:
-    return [path for path in target if path.exists() or path.is_symlink()]
-
-
-def _name_of(run: Path) -> str:
-    """Returns a run's name, such as DATE/TIME: the records may go where this machine is unknown."""
-    return "/".join(run.parts[-2:]) if run.is_absolute() else str(run)
-
-
-logger = logging.getLogger(__name__)
-
-
-def generate(config: GenerateConfig) -> Target:
-    """Writes the records with a run's model, and beside them the statement of what they cost.
-
-    A crash's text is kept in the run's private/.
+    The traceback of a crash is kept in the run's ``private/``.
 
     Raises:
         InputError: Anything does not fit, or another process writes to the run's folder.
@@ -237,50 +93,49 @@ def generate(config: GenerateConfig) -> Target:
     """
     quiet_transformers()
     folder = Path(config.run)
-    with started(config.parallel) as ranks, ExitStack() as held:
-        held.enter_context(crash_kept(folder) if ranks.is_first else without_logging())
+    with ExitStack() as stack:
+        # 1. The processes, the run's model and its guarantee.
+        ranks = stack.enter_context(started(config.parallel))
+        stack.enter_context(crash_kept(folder) if ranks.is_rank_0 else without_logging())
         check_alike(config, ranks)
-        with ranks.settled():
+        with ranks.failing_together():
             saved, privacy = saved_run(config.run), privacy_of(folder)
-            trained_model, config, trained = _with_model(config, saved)
-            task = written_task(config, trained)
+            trained_model = trained_model_of_run(folder, saved)
+            trained = trained_model.fitted(saved.task)
+
+            # 2. What the model continues: prompts, or nothing.
+            config = config.replace(task=trained_model.fitted(config.task))
+            task = generated_task(config, trained)
             encoding = trained_model.encoding(task, max_new_tokens=config.decode.max_new_tokens)
             prompts = prompts_of(config, task, encoding.check)
             source = source_of_prompts(config, trained)
 
-        def open_files() -> list[str]:
-            held.enter_context(hold_run(folder))
-            paths = new_files(folder, config.to, task)
-            if not privacy.private or source == OWN_RECORDS:
-                logger.warning(notes_on(privacy, source)[0])
-            return [str(path) for path in paths]
+        # 3. The files to write; the run's folder is locked.
+        ranks.on_rank_0(stack.enter_context, hold_run(folder))
+        paths = ranks.broadcast_from_rank_0(
+            lambda: [str(p) for p in new_files(folder, config.to, task)]
+        )
+        files = GeneratedFiles(*map(Path, paths))
+        if ranks.is_rank_0 and (not privacy.private or source == OWN_RECORDS):
+            logger.warning(notes_on(privacy, source)[0])
 
-        target = Target(*map(Path, ranks.first_to_all(open_files)))
-        written = write_records(config, task, trained_model, prompts, ranks)
-        ranks.first(
-            write,
+        # 4. The texts, and the statement and the records on disk.
+        texts = generate_texts(config, task, trained_model, prompts, ranks)
+        ranks.on_rank_0(
+            write_generated,
             config,
-            target,
+            files,
             privacy=privacy,
             task=task,
-            written=written,
+            texts=texts,
             prompts=prompts,
             source=source,
         )
-        ranks.first(_tell, task, target, written)
-    return target
+        ranks.on_rank_0(_log_outcome, task, files, texts)
+    return files
 
 
-def _with_model(
-    config: GenerateConfig, saved: TrainConfig
-) -> tuple[TrainedModel, GenerateConfig, Task]:
-    """Returns a run's model, and both tasks with what the model says of them."""
-    trained_model = trained_model_of_run(Path(config.run), saved)
-    asked = config.replace(task=trained_model.fitted(config.task))
-    return trained_model, asked, trained_model.fitted(saved.task)
-
-
-def written_task(config: GenerateConfig, trained: Task) -> TextTask:
+def generated_task(config: GenerateConfig, trained: Task) -> TextTask:
     """Returns the task whose texts are written: the run's, or that of its whole records for num.
 
     Raises:
@@ -298,7 +153,7 @@ def written_task(config: GenerateConfig, trained: Task) -> TextTask:
             f" {instead[1]}."
         )
     for key in ("learn_prompt", "objective"):
-        was, given = (str(vars(each).get(key)).lower() for each in (trained, task))
+        was, given = (str(vars(one).get(key)).lower() for one in (trained, task))
         if type(task) is type(trained) and was != given:
             raise InputError(
                 f"task.{key} must be what the run was trained with, {was}, got {given}; drop it,"
@@ -336,21 +191,164 @@ def prompts_of(config: GenerateConfig, task: TextTask, check: Check = accept_all
     return list(load_prompts(task, str(config.prompts), check))
 
 
-def _tell(task: TextTask, target: Target, written: Written) -> None:
+def source_of_prompts(config: GenerateConfig, trained: Task) -> Prompts:
+    """Return where prompts come from; the run's own files are recognized if they have not moved."""
+    if config.prompts is None:
+        return "none"
+    is_own = config.prompts != MEMORY and are_records(trained, config.prompts)
+    return OWN_RECORDS if is_own else "the user's"
+
+
+def new_files(folder: Path, to: str | None, task: TextTask) -> GeneratedFiles:
+    """Returns the files to write, in the run's folder ``generated`` unless ``to`` names another.
+
+    Raises:
+        InputError: One is there, or cannot be made, or ``to`` ends in no format, or in one that
+            cannot hold the task's rows.
+    """
+    if to is None:
+        numbers = range(1, len(list((folder / GENERATED).glob("*"))) + 2)
+        candidates = [_files_of(folder / GENERATED / f"{number}.jsonl") for number in numbers]
+        return next(target for target in candidates if not _existing(target))
+    target = _files_of(Path(to).expanduser())
+    if target.records.suffix not in WRITERS:
+        raise InputError(f"to must end in {', '.join(WRITERS)}, got {to!r}.")
+    if target.records.suffix == ".csv" and task.holds_lists:
+        raise InputError(
+            f"to must end in .jsonl or .parquet for task={task.name}, whose rows hold lists, got"
+            f" {to!r}; .csv has no place for them."
+        )
+    for path in _existing(target):
+        raise InputError(f"to must be a new file, got {to!r}, but {path} exists; choose another.")
+    above = next(parent for parent in target.records.parents if parent.exists())
+    if not above.is_dir():
+        raise InputError(f"to must be a new file, got {to!r}, but {above} is a file.")
+    return target
+
+
+def _files_of(records: Path) -> GeneratedFiles:
+    stem = records.stem
+    return GeneratedFiles(
+        records=records,
+        statement=records.with_name(f"{stem}.privacy.json"),
+        unparsed=records.with_name(f"{stem}.unparsed.jsonl"),
+    )
+
+
+def _existing(files: GeneratedFiles) -> list[Path]:
+    return [path for path in files if path.exists() or path.is_symlink()]
+
+
+def generate_texts(
+    config: GenerateConfig,
+    task: TextTask,
+    trained_model: TrainedModel,
+    prompts: Sequence[Prompt],
+    ranks: Ranks = ALONE,
+) -> GeneratedTexts:
+    """Returns what the model writes after each prompt, with a bar on a terminal.
+
+    The processes share the prompts; each of them has what all have written.
+    """
+    with ranks.failing_together():
+        device = own_device(config.train.prepare(), ranks)
+        outputs = trained_model.outputs(
+            task,
+            loading_device(config.parallel, device),
+            batch_size=config.batch_size,
+            max_new_tokens=config.decode.max_new_tokens,
+        )
+    if ranks.size > 1:
+        check_same_model(outputs.model, prompts, ranks)
+        outputs = replace(outputs, ranks=ranks)
+    if config.parallel.shards_model:
+        shard_model(outputs.model, config.parallel, device, ranks)
+    texts, unread = [""] * len(prompts), []
+    places = list(range(len(prompts)))
+    with batch_progress(shown=ranks.is_rank_0) as show:
+        # Where nothing is drawn, another attempt writes the same text.
+        retries = config.retries if config.decode.draws else 0
+        for attempt in range(1 + retries):
+            draws = Draws(places=places, attempt=attempt)
+            asked = [prompts[place][1] for place in places]
+            count = counter(f"attempt {attempt + 1}" if attempt else "records", len(asked), show)
+            new_texts = outputs.texts(asked, config.decode, count, draws)
+            for place, text in zip(places, new_texts, strict=True):
+                texts[place] = text
+            places = [at for at in places if task.record(prompts[at][0], texts[at]) is None]
+            unread.append(len(places))
+            if not places:
+                break
+    records = [task.record(row, text) for (row, _), text in zip(prompts, texts, strict=True)]
+    return GeneratedTexts(texts=tuple(texts), records=tuple(records), unread=tuple(unread))
+
+
+def write_generated(
+    config: GenerateConfig,
+    files: GeneratedFiles,
+    *,
+    privacy: RunPrivacy,
+    task: TextTask,
+    texts: GeneratedTexts,
+    prompts: Sequence[Prompt],
+    source: Prompts,
+) -> None:
+    """Writes the files, the statement first: no records lie there without it.
+
+    Records are no more open to other users than the prompts that stand in them, and how many of
+    a user's prompts have become rows the statement does not say.
+    """
+    unparsed = texts.unparsed(prompts)
+    said = statement(
+        privacy,
+        run=_name_of(Path(config.run)),
+        task=config.task.name,
+        decode=config.decode,
+        retries=config.retries,
+        records=len(prompts),
+        unparsed=len(unparsed) if task.written_columns and source == "none" else None,
+        prompts=source,
+    )
+    files.records.parent.mkdir(parents=True, exist_ok=True)
+    write_model(files.statement, said)
+    try:
+        for path, rows in ((files.unparsed, unparsed), (files.records, texts.rows)):
+            if rows:
+                write_rows(path, rows, mode=_mode(config, source))
+    except OSError:
+        files.unparsed.unlink(missing_ok=True)
+        files.statement.unlink()
+        raise
+
+
+def _mode(config: GenerateConfig, source: Prompts) -> int:
+    if config.prompts is None:
+        return 0o644
+    if config.prompts == MEMORY or source == OWN_RECORDS:
+        return 0o600
+    return 0o600 | (0o644 & Path(config.prompts).expanduser().stat().st_mode)
+
+
+def _name_of(run: Path) -> str:
+    """Returns a run's name, such as DATE/TIME: the records may go where this machine is unknown."""
+    return "/".join(run.parts[-2:]) if run.is_absolute() else str(run)
+
+
+def _log_outcome(task: TextTask, files: GeneratedFiles, texts: GeneratedTexts) -> None:
     """Logs how many texts are rows, at once and in the end, and where they and the others are."""
-    total, first, last = len(written.texts), written.unread[0], written.unread[-1]
+    total, first, last = len(texts.texts), texts.unread[0], texts.unread[-1]
     if task.written_columns:
         columns = ", ".join(task.written_columns)
         said = f"texts: {total - first} of {total} read as {columns} at once"
-        retries = len(written.unread) - 1
+        retries = len(texts.unread) - 1
         if retries:
             said += f", {total - last} after {retries} {'retry' if retries == 1 else 'retries'}"
-        said += f"; the other {last} are in {target.unparsed}" if last else ""
+        said += f"; the other {last} are in {files.unparsed}" if last else ""
         logger.info("%s", said)
-    if not written.rows:
+    if not texts.rows:
         raise RunError(
             f"none of the {total} texts is a row by the task's template; they are in"
-            f" {target.unparsed}. Train longer or with less noise, or give texts more room by"
+            f" {files.unparsed}. Train longer or with less noise, or give texts more room by"
             " decode.max_new_tokens."
         )
-    logger.info("records: %s, what they cost: %s", target.records, target.statement)
+    logger.info("records: %s, what they cost: %s", files.records, files.statement)

@@ -1,4 +1,4 @@
-"""What a run guarantees, computed from its ledger by each command that prints it.
+"""Compute the guarantee of a finished run from its ledger, for each command that prints it.
 
 privacy.json records the numbers that were printed when it was written. This module reads from that
 file only what no ledger contains: parameter counts, where the run comes from, what audits found,
@@ -18,8 +18,10 @@ from dpft.privacy.accounting import AccountingReport, EpsilonBound
 from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.ledger import Noise
 from dpft.privacy.plan import PrivacyPlan
-from dpft.reports.privacy_record import private_run
-from dpft.reports.promises import Origin, PrivateRun, RunPrivacy, read_privacy
+from dpft.reports.privacy_json import Origin, PrivateRun, RunPrivacy, read_privacy
+from dpft.reports.privacy_record import (
+    private_run,
+)
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, find_runs, read_run
 from dpft.run_folder import LEDGER, PRIVACY, PRIVATE, refuse_links

@@ -1,4 +1,4 @@
-"""An interrupted run, and what must not change when it is resumed.
+"""Read an interrupted run, and check that its plan, records and base model did not change.
 
 Task, model, method, privacy, the steps and the records stay. What changes only speed may be set
 again; if it changes bits, steps are not replayed (``dpft.training.checkpoint``).
@@ -22,7 +22,9 @@ from dpft.commands.exit_codes import say
 from dpft.commands.ledger_account import check_model
 from dpft.commands.new_run import Fingerprint, Secrets, digest_of, has_begun, read_begun
 from dpft.commands.run_plan import RunPlan, method_phases, plan_without_noise, public_size
-from dpft.commands.splits import held_out_key
+from dpft.commands.splits import (
+    held_out_key,
+)
 from dpft.config.keys import AUTO, copy_key, in_shell
 from dpft.config.load import from_values, load_saved, plain
 from dpft.config.schema import TrainCommand, TrainConfig
@@ -34,7 +36,7 @@ from dpft.parallel.parallel_config import was_restarted, world
 from dpft.parallel.rank_environment import submitted_task
 from dpft.parallel.shards import ShardedModel, whole_reader
 from dpft.privacy.mechanisms.base import Chosen, Mechanism, MechanismConfig
-from dpft.privacy.planning import make_plan
+from dpft.privacy.plan_building import make_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.release_guard import digests_of
 from dpft.reports.run_record import read_own_evaluations
@@ -225,7 +227,7 @@ def restored_plan(
             )
         return plan
     bound = resume_point.plan()
-    own = make_plan(
+    configured = make_plan(
         guarantee.replace(eps=None, total_eps=None, noise_multiplier=bound.noise_multiplier),
         num_examples=size.num_examples,
         expected_batch_size=config.train.batch_size(size.num_examples),
@@ -236,7 +238,7 @@ def restored_plan(
         mechanism=_of_plan(config.mechanism, bound.mechanism),
     )
     # What began it, a synthesis or a search, knows of them.
-    own = own.replace(counts=bound.counts, is_trial=bound.is_trial)
+    configured = configured.replace(counts=bound.counts, is_trial=bound.is_trial)
     calibration = bound.calibration
     asked = None if calibration is None else calibration.target
     if asked is not None and guarantee.eps != asked:
@@ -245,8 +247,8 @@ def restored_plan(
     if given is not None and given != bound.noise_multiplier:
         expected = f"privacy.noise_multiplier={bound.noise_multiplier:g}, which the run began with"
         _refuse_edited(expected, f"{given:g}")
-    if bound.replace(calibration=None, delta_source=own.delta_source) != own:
-        changed = [key for key, value in own if value != getattr(bound, key)]
+    if bound.replace(calibration=None, delta_source=configured.delta_source) != configured:
+        changed = [key for key, value in configured if value != getattr(bound, key)]
         names = ", ".join(key for key in changed if key != "calibration")
         _refuse_edited("the plan that the run is bound to", f"another {names}")
     return RunPlan(size=size, steps=steps, phases=phases, privacy=bound)
@@ -255,7 +257,7 @@ def restored_plan(
 def _of_plan(config: MechanismConfig, bound: Mechanism) -> MechanismConfig:
     """Returns what chooses the mechanism of a plan: another machine may round it apart."""
     same = type(bound) is config.makes
-    if not same or (config.is_settled and config.settled(bound) != config):
+    if not same or (config.is_resolved and config.resolved(bound) != config):
         _refuse_edited(f"the mechanism of its plan, {bound.name}", f"{config}")
     return Chosen(name=bound.name, mechanism=bound)
 
@@ -279,15 +281,15 @@ def check_same_records(folder: Path, training_set: TrainingSet) -> None:
     """Refuses to go on with other records than the run began with."""
     path = folder / FINGERPRINT
     try:
-        known = read_model(path, Fingerprint)
-        key = bytes.fromhex(known.key)
+        expected = read_model(path, Fingerprint)
+        key = bytes.fromhex(expected.key)
     except (OSError, ValueError, DpftError) as error:
         raise StateError(
             f"{path} cannot be read, so that these records cannot be told from others; put it back"
             " as it was, or begin a new run."
         ) from error
     if not hmac.compare_digest(
-        fingerprint(training_set.examples, training_set.units, key), known.hmac
+        fingerprint(training_set.examples, training_set.units, key), expected.hmac
     ):
         raise InputError(
             "resume must go on with the training records that the run began with, got others; put"

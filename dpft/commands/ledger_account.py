@@ -1,4 +1,4 @@
-"""A run read from its folder by every command that names one.
+"""Read what a run spent from the ledger in its folder, and find ledgers below a folder.
 
 The ledger, whose first line is the plan, records what a run spent. All other files of the folder
 are reports about the run: no command decides by them what was spent.
@@ -17,7 +17,7 @@ from dpft.config.schema import TrainConfig
 from dpft.errors import InputError, StateError
 from dpft.model_digest import check_released
 from dpft.privacy.journal import knows_the_end, read_run_ledger
-from dpft.privacy.ledger import LedgerRecord, Noise, added_up, noise_of, steps_taken
+from dpft.privacy.ledger import LedgerRecord, Noise, noise_of, steps_taken, sum_steps
 from dpft.privacy.plan import (
     Plan,
     PrivacyPlan,
@@ -62,11 +62,11 @@ class SpentRun:
     def whole(self) -> Mapping[Noise, int]:
         """The steps taken, and that of the histogram whose epsilon is the run's, too."""
         counts = self.plan.counts
-        before = {} if counts is None else taken_before(counts)
-        return added_up(self.taken, before)
+        before = {} if counts is None else histogram_steps(counts)
+        return sum_steps(self.taken, before)
 
 
-def taken_before(before: SpentBefore) -> Mapping[Noise, int]:
+def histogram_steps(before: SpentBefore) -> Mapping[Noise, int]:
     """Returns the one noisy step of a histogram that a plan names."""
     return {noise_of(before.mechanism): 1}
 
@@ -186,7 +186,7 @@ def find_ledgers(
         InputError: A folder holds no run; one without privacy is among them, which no total
             covers; one is named twice; or what is to be left out is not among them.
     """
-    found: list[str] = []
+    folders: list[str] = []
     notes: list[str] = []
     to_leave = {Path(name).resolve(): name for name in leave_out}
     unused = dict(to_leave)
@@ -209,7 +209,7 @@ def find_ledgers(
                     " trained on other data."
                 )
             elif (run / LEDGER).exists() or knows_the_end(run) or (run / PRIVACY).exists():
-                found.append(str(run))
+                folders.append(str(run))
             else:
                 notes.append(f"{run}: no noisy step was taken in it")
     if unused:
@@ -217,15 +217,17 @@ def find_ledgers(
             f"leave_out must name runs below {', '.join(given)}, got {', '.join(unused.values())};"
             " drop it."
         )
-    if len({Path(folder).resolve() for folder in found}) < len(found):
-        raise InputError(f"runs must name different folders, got one twice in {', '.join(found)}.")
+    if len({Path(folder).resolve() for folder in folders}) < len(folders):
+        raise InputError(
+            f"runs must name different folders, got one twice in {', '.join(folders)}."
+        )
     if data_id is not None:
-        for folder in list(found):
+        for folder in list(folders):
             plan = read_spent(folder).plan
             if plan.data_id not in (None, data_id):
-                found.remove(folder)
+                folders.remove(folder)
                 notes.append(f"{folder}: of other data, privacy.data_id={plan.data_id}")
-    return FoundRuns(folders=tuple(found), left_out=tuple(notes))
+    return FoundRuns(folders=tuple(folders), left_out=tuple(notes))
 
 
 def _runs_below(folder: Path) -> tuple[list[Path], list[str]]:

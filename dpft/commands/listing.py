@@ -1,10 +1,32 @@
-"""``dpft list``: names of tasks, models, methods, recipes or metrics, with a line for each."""
+"""``dpft list``: print the names of tasks, models, methods, recipes or metrics.
+
+The lines are the first comments of the YAML files in ``conf/``.
+"""
 
 import json
 from collections.abc import Mapping
+from typing import Literal
 
-from dpft.config.listing import ListConfig, listed
+from dpft.config.help_text import purpose
+from dpft.config.load import config_directory
+from dpft.config.output_keys import Output
+from dpft.config.section import Section
 from dpft.strict_model import StrictModel, as_json
+
+GROUPS = {"tasks": "task", "models": "model", "methods": "method", "recipes": "experiment"}
+"""What can be asked for, and the folder of conf/ that has it."""
+LISTED = (*GROUPS, "metrics")
+CHECKED = "run by make recipes"
+"""How each recipe is checked: ``make recipes`` trains, scores and reports it in small."""
+
+
+class ListConfig(Section):
+    """``dpft list``, conf/list.yaml."""
+
+    what: Literal["tasks", "models", "methods", "recipes", "metrics"]
+    """tasks, models, methods, recipes or metrics."""
+    output: Output = "table"
+    """table for people, or json: one object on stdout."""
 
 
 class Listing(StrictModel):
@@ -37,3 +59,14 @@ def list_names(config: ListConfig) -> None:
     width = max(map(len, lines))
     for name, line in lines.items():
         print(f"{name:<{width}}  {line}")
+
+
+def listed(what: str) -> dict[str, str]:
+    """Returns each name and what it is, in a line; of a recipe also how it is checked."""
+    if what == "metrics":
+        from dpft.evaluation.metrics.base import METRICS
+
+        return {name: spec.description for name, spec in METRICS.entries().items()}
+    checked = f"{CHECKED}  " if what == "recipes" else ""
+    files = sorted((config_directory() / GROUPS[what]).glob("*.yaml"))
+    return {file.stem: f"{checked}{purpose(file)}" for file in files}

@@ -1,4 +1,4 @@
-"""The folder of a new run: unused, locked, and with the files that a run begins with.
+"""Create the folder of a new run: check that it is unused, lock it, write the first files.
 
 A run begins only where no privacy was spent and nothing stale is left. Its date and versions are
 written once, in ``private/``, so that the report of a run that is resumed on another day has the
@@ -12,7 +12,7 @@ import logging
 import secrets as entropy
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,11 +22,14 @@ from pathlib import Path
 import dpft
 from dpft.commands.guarantee import privacy_of
 from dpft.commands.ledger_account import check_model
-from dpft.commands.splits import Division, canaries_text
+from dpft.commands.splits import (
+    Division,
+)
+from dpft.config.hydra_compose import Composed
 from dpft.config.keys import in_shell
 from dpft.config.load import dump, plain, read_saved
 from dpft.config.schema import TrainConfig
-from dpft.data.canaries import Canary
+from dpft.data.canaries import Canary, canaries_text
 from dpft.data.encoding import fingerprint
 from dpft.data.training_records import new_key
 from dpft.errors import DpftError, InputError
@@ -34,7 +37,7 @@ from dpft.models.source import ModelConfig
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.journal import read_journal, read_run_ledger
 from dpft.privacy.ledger import read_ledger
-from dpft.reports.promises import (
+from dpft.reports.privacy_json import (
     BegunFile,
     Origin,
     PrivateRun,
@@ -83,6 +86,8 @@ from dpft.strict_model import Versioned, json_text, read_model, write_model
 from dpft.training.checkpoint import checkpoints
 from dpft.training.loop import TrainingSet
 
+logger = logging.getLogger(__name__)
+
 
 class Fingerprint(Versioned):
     """private/fingerprint: by what a run knows its training records again."""
@@ -91,11 +96,6 @@ class Fingerprint(Versioned):
     """Random, in hexadecimal."""
     hmac: str
     """Of the records under the key: a plain hash would tell whoever has it and a guess."""
-
-
-logger = logging.getLogger(__name__)
-WriteRequest = Callable[[Path], None]
-"""Writes into a new run's folder how the run was asked for, such as Hydra's record of a command."""
 
 
 def refuse_used_folder(folder: Path) -> None:
@@ -111,12 +111,12 @@ def refuse_used_folder(folder: Path) -> None:
             f" {in_shell('resume', folder)}, or choose another folder with hydra.run.dir=DIR."
         )
     if has_begun(folder):
-        known = folder / LEDGER
-        known = known if known.exists() else folder / JOURNAL
+        record = folder / LEDGER
+        record = record if record.exists() else folder / JOURNAL
         is_vocabulary = read_saved(folder / CONFIGURATION).get("tokenizer") is not None
         command = "tokenizer" if is_vocabulary else "train"
         raise InputError(
-            f"{known} exists: a run in this folder has taken noisy steps; go on with it"
+            f"{record} exists: a run in this folder has taken noisy steps; go on with it"
             f" by dpft {command} {in_shell('resume', folder)}, or choose another folder with"
             " hydra.run.dir=DIR."
         )
@@ -159,8 +159,8 @@ def start_anew(folder: Path) -> None:
     private = private_folder(folder)
     public = (REPORT, PAGE, METRICS, PROGRESS, PRIVACY, LEDGER, HISTOGRAM)
     scores = (PRIVATE_METRICS, PRIVATE_REPORT, PRIVATE_PROGRESS)
-    own = (DIAGNOSTICS, JOURNAL, DATA_SUMMARY, *scores, AUDIT_KEY, WHITE_BOX)
-    for name in (*public, *own):
+    private_files = (DIAGNOSTICS, JOURNAL, DATA_SUMMARY, *scores, AUDIT_KEY, WHITE_BOX)
+    for name in (*public, *private_files):
         (folder / name).unlink(missing_ok=True)
     for place in (folder, private):
         for stale in (path for texts in TEXTS_OF_EVALUATIONS for path in place.glob(texts)):
@@ -199,8 +199,8 @@ def fresh_secrets(config: TrainConfig) -> Secrets:
 def fingerprint_text(training_set: TrainingSet) -> str:
     """Returns the private file by which a run will know its records again."""
     key = entropy.token_bytes(32)
-    known = fingerprint(training_set.examples, training_set.units, key)
-    return json_text(Fingerprint(key=key.hex(), hmac=known)) + "\n"
+    hmac = fingerprint(training_set.examples, training_set.units, key)
+    return json_text(Fingerprint(key=key.hex(), hmac=hmac)) + "\n"
 
 
 def write_beginning(
@@ -212,7 +212,7 @@ def write_beginning(
     division: Division,
     training_set: TrainingSet,
     canaries: Sequence[Canary],
-    write_request: WriteRequest | None,
+    composed: Composed | None,
 ) -> None:
     """Write into a new run's folder, which this process holds, what the run begins with.
 
@@ -224,13 +224,13 @@ def write_beginning(
         division: Which records were held out.
         training_set: The records, by whose fingerprint a resumed run recognizes them.
         canaries: Those that an audit will look for.
-        write_request: Writes how the run was asked for.
+        composed: What Hydra composed, written into ``.hydra/``.
     """
     start_anew(folder)
     starting = starting_models(config.model)
     write_begun(folder, asked=digest_of(asked), starting_models=starting)
-    if write_request is not None:
-        write_request(folder)
+    if composed is not None:
+        composed.write_record(folder)
     dump(config, folder / CONFIGURATION)
     logger.info("run: %s", folder)
     kept = {HELD_OUT_KEY: division.key_text, FINGERPRINT: fingerprint_text(training_set)}
@@ -274,9 +274,9 @@ def read_begun(folder: Path) -> BegunFile:
 def origin(config: TrainConfig, begun: BegunFile) -> Origin:
     """Returns what privacy.json says of a run's day, versions, model and data."""
     path = config.model.path
-    own = config.model.folder if path and not is_base_model(path) else None
+    model_folder = config.model.folder if path and not is_base_model(path) else None
     return Origin(
-        model=with_kind(model_name(config.model), own),
+        model=with_kind(model_name(config.model), model_folder),
         data=data_name(config.task),
         starting_models=begun.starting_models,
         **begun.when,
@@ -352,7 +352,7 @@ def _run_beside(model: ModelConfig) -> Path | None:
         return None
     folder = Path(model.path).expanduser().resolve()
     places = [folder, *([folder.parent] if folder.name == MODEL else [])]
-    found = next((place for place in places if (place / PRIVACY).is_file()), None)
-    if found is not None and found != folder:
-        check_model(found, read_run_ledger(found))
-    return found
+    run_folder = next((place for place in places if (place / PRIVACY).is_file()), None)
+    if run_folder is not None and run_folder != folder:
+        check_model(run_folder, read_run_ledger(run_folder))
+    return run_folder

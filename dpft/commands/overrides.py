@@ -1,4 +1,4 @@
-"""From the words of a command to its configuration, and what it takes from the run they name.
+"""Turn the overrides of each command into its configuration, with values from the run it names.
 
 With ``run=RUN`` a subcommand's ``expand`` chooses the run's task before Hydra composes, so that
 every key of that task can be set; the values come from the run's config.yaml afterwards, unless an

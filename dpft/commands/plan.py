@@ -1,16 +1,14 @@
-"""``dpft plan``: what a run would do and cost, without training.
+"""``dpft plan``, from top to bottom: what a run would do and cost, without training.
 
-Needs no more of a model than its config.json; reads local data only to count it where no public
-number is configured.
+A plan needs no more of a model than its config.json. Local data are only read to count them, and
+only if no public number is configured.
 """
 
 import functools
 import logging
 from dataclasses import dataclass, replace
 
-from transformers import PreTrainedModel
-
-from dpft.commands.composition import planned_with_tokenizer
+from dpft.commands.composition import cost_together
 from dpft.commands.run_cost import (
     MOST_ROWS,
     PlannedRanks,
@@ -31,7 +29,9 @@ from dpft.commands.run_plan import (
     warn_of_noise,
     with_batch_size,
 )
-from dpft.commands.splits import load_training_data
+from dpft.commands.splits import (
+    load_training_data,
+)
 from dpft.commands.task_model import fitted_to, layout_of, prepare_model, training_head
 from dpft.config.schema import PlanConfig, PlanSettings
 from dpft.methods.base import count_parameters
@@ -40,9 +40,13 @@ from dpft.models.architecture import read_architecture
 from dpft.parallel.parallel_config import ParallelConfig
 from dpft.privacy.accounting.interpretation import signal_share
 from dpft.privacy.accounting.summary import AccountingReport, account
+from dpft.privacy.ledger import Noise
 from dpft.reports.plan_table import OpenPlan, PlannedLora, PrivatePlan, RunCosts
-from dpft.reports.privacy_record import no_promise, promise_of
-from dpft.strict_model import joined
+from dpft.reports.privacy_record import (
+    no_promise,
+    promise_of,
+)
+from dpft.strict_model import merge_models
 from dpft.training.step_time import MeasuredTime, measure_step
 
 logger = logging.getLogger(__name__)
@@ -60,22 +64,31 @@ class PlannedRun:
 
 
 def describe_run(config: PlanConfig) -> PlannedRun:
-    """Returns what ``dpft train`` with the same configuration would do and cost."""
+    """Return what ``dpft train`` with the same configuration would do and cost.
+
+    Raises:
+        InputError: Training would reject the configuration.
+    """
+    # 1. What the model's config.json decides: lengths and head.
     say_default_method(config)
     architecture = read_architecture(config.model)
     config = fitted_to(config, architecture)
     head = training_head(config, architecture)
     check_micro_batch_tokens(config)
     check_ranks(config, architecture, head)
-    # Read once, and only if no public number is configured.
-    count = functools.cache(lambda: load_training_data(config).num_units)
-    config = with_batch_size(config, count)
+
+    # 2. The plan, as training makes it; every null of the configuration is filled.
+    # The data are read once, and only if no public number is configured.
+    count_units = functools.cache(lambda: load_training_data(config).num_units)
+    config = with_batch_size(config, count_units)
     device = config.train.prepare()
     config = with_micro_batch_size(config, architecture, head, device)
-    plan = plan_run(config, count)
-    if plan.privacy is not None:
-        settled = config.mechanism.settled(plan.privacy.mechanism)
-        config = config.replace(mechanism=settled)
+    plan = plan_run(config, count_units)
+    private = plan.privacy
+    if private is not None:
+        config = config.replace(mechanism=config.mechanism.resolved(private.mechanism))
+
+    # 3. Parameters, time and memory, of a model without weights.
     ranks = PlannedRanks(
         config=config,
         architecture=architecture,
@@ -85,65 +98,67 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     )
     measured = measure(config, plan, ranks) if config.plan.measure else None
     model, new = planned_model(config, architecture, head)
-    costs = joined(
+    parameters = count_parameters(model, new)
+    lora = None
+    if isinstance(config.method, Lora):
+        layers = changed_layers(model)
+        lora = PlannedLora(
+            rank=config.method.rank,
+            scale=next(iter(layers.values())).scaling["default"],
+            layers=len(layers),
+            targets=tuple(sorted({name.rpartition(".")[2] for name in layers})),
+        )
+    costs = merge_models(
         RunCosts,
-        parameters=count_parameters(model, new),
+        parameters=parameters,
         **ranks.costs(),
         num_examples_source=plan.size.source,
         micro_batch_size=config.train.most_rows,
         measured=measured,
-        lora=planned_lora(config.method, model) if isinstance(config.method, Lora) else None,
+        lora=lora,
     )
+
+    # 4. The guarantee, and warnings of one that says little.
     accounting = account_for_plan(config, plan)
-    record = describe(config, plan, accounting, costs)
-    return PlannedRun(plan=plan, accounting=accounting, record=record)
-
-
-def planned_lora(method: Lora, model: PreTrainedModel) -> PlannedLora:
-    """Return which layers of a prepared model LoRA changes, and how."""
-    layers = changed_layers(model)
-    return PlannedLora(
-        rank=method.rank,
-        scale=next(iter(layers.values())).scaling["default"],
-        layers=len(layers),
-        targets=tuple(sorted({name.rpartition(".")[2] for name in layers})),
+    if private is None or accounting is None:
+        record = merge_models(OpenPlan, no_promise(steps_plan(config, plan)), costs)
+        return PlannedRun(plan=plan, accounting=None, record=record)
+    warn_of_delta(private)
+    warn_of_noise(private, parameters.trainable)
+    promise = promise_of(private, accounting, trainable_parameters=parameters.trainable)
+    with_tokenizer = None
+    if private.tokenizer is not None:
+        noise = Noise(noise_multiplier=private.noise_multiplier, sample_rate=private.sample_rate)
+        with_tokenizer = cost_together(
+            {noise: private.event().steps},
+            epsilon=promise.epsilon,
+            delta=private.delta,
+            before=private.tokenizer,
+        )
+    signal_to_noise = signal_share(
+        private.as_independent(),
+        expected_batch_size=private.expected_batch_size,
+        trainable_parameters=parameters.trainable,
+    )
+    return PlannedRun(
+        plan=plan,
+        accounting=accounting,
+        record=merge_models(
+            PrivatePlan,
+            promise,
+            costs,
+            with_tokenizer=with_tokenizer,
+            signal_to_noise=signal_to_noise,
+            noise_in_last_weights=noise_beside_independent(config, plan),
+        ),
     )
 
 
 def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | None:
-    """Returns what the planned steps cost; None for a non-private run."""
+    """Return what the planned steps cost; None for a non-private run."""
     if plan.privacy is None:
         return None
     return account(plan.privacy.event(), accountant=leading_accountant(config, plan.privacy))
-
-
-def describe(
-    config: PlanConfig,
-    plan: RunPlan,
-    accounting: AccountingReport | None,
-    costs: RunCosts,
-) -> PrivatePlan | OpenPlan:
-    """Returns what a plan promises and costs, and warns of a promise that says little."""
-    if plan.privacy is None or accounting is None:
-        return joined(OpenPlan, no_promise(steps_plan(config, plan)), costs)
-    trained = costs.parameters.trainable
-    warn_of_delta(plan.privacy)
-    warn_of_noise(plan.privacy, trained)
-    promise = promise_of(plan.privacy, accounting, trainable_parameters=trained)
-    share = signal_share(
-        plan.privacy.as_independent(),
-        expected_batch_size=plan.privacy.expected_batch_size,
-        trainable_parameters=trained,
-    )
-    beside = noise_beside_independent(config, plan)
-    return joined(
-        PrivatePlan,
-        promise,
-        costs,
-        with_tokenizer=planned_with_tokenizer(plan.privacy, promise),
-        signal_to_noise=share,
-        noise_in_last_weights=beside,
-    )
 
 
 MOST_ON_A_CPU = 5 * 10**10
@@ -156,27 +171,27 @@ def measure(config: PlanConfig, plan: RunPlan, ranks: PlannedRanks) -> MeasuredT
     Each process is taken to have an equal share of the examples. Return ``None``, and log why, if
     this machine cannot hold the model or a single example would take too long.
     """
-    alone = config.replace(parallel=ParallelConfig(), plan=PlanSettings())
-    here = replace(ranks, config=alone)
-    room, length = here.room, config.task.typical
-    most = MOST_ROWS if room is None else here.largest(room)
-    numbers = sum(parameter.numel() for parameter in here.model.parameters())
+    one_process = config.replace(parallel=ParallelConfig(), plan=PlanSettings())
+    here = replace(ranks, config=one_process)
+    memory, length = here.room, config.task.typical
+    largest = MOST_ROWS if memory is None else here.largest(memory)
+    num_parameters = sum(parameter.numel() for parameter in here.model.parameters())
     reason = None
     if config.model.is_quantized:
         reason = f"model.quantization={config.model.quantization} needs the model's weights"
-    elif not most:
+    elif not largest:
         reason = "this machine has not enough memory for the model"
-    elif ranks.device.type == "cpu" and numbers * length > MOST_ON_A_CPU:
+    elif ranks.device.type == "cpu" and num_parameters * length > MOST_ON_A_CPU:
         reason = "a single example takes too long on a CPU"
     if reason is not None:
         logger.info("time: not measured, because %s", reason)
         return None
-    fresh = ranks.architecture.model.replace(init="random")
-    untrained = replace(ranks.architecture, model=fresh)
+    random_weights = ranks.architecture.model.replace(init="random")
+    untrained = replace(ranks.architecture, model=random_weights)
     model, _ = prepare_model(config, untrained, ranks.head, planned=True)
     model.to(ranks.device)  # type: ignore[arg-type]
     clips, clipping, train = config.privacy.clips, plan.clipping, config.train
-    rows = min(train.most_rows, most)
+    rows = min(train.most_rows, largest)
     if train.micro_batch_tokens is not None:
         rows = max(1, min(rows, train.micro_batch_tokens // length))
     examples = train.batch_size(plan.size.num_examples) * least_rows(config)

@@ -1,4 +1,4 @@
-"""dpft from Python: each function does what the command of its name does, with the same words.
+"""The Python API: functions such as ``dpft.train`` that do the same as the commands.
 
 Words mean what they mean on the command line (``"task=e2e"``, ``"privacy.eps=3"``): they are
 checked and composed by the same configuration and handed to the same functions. What a command line
@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dpft.commands import train as train_command
 from dpft.commands import tune as tuning
 from dpft.commands.account import answer
-from dpft.commands.evaluate import score_and_write
+from dpft.commands.evaluate import evaluate as evaluate_command
 from dpft.commands.finished_run import Run, open_run
 from dpft.commands.generate import generate as write_records
 from dpft.commands.new_run import has_begun, refuse_used_folder
@@ -383,12 +383,11 @@ def evaluate(
         )
     given = [*words, *memory_words(rows)]
     composed = EVALUATE_COMMAND.compose(evaluate_overrides(given), folder)
-    quiet_transformers()
     config = evaluate_configuration(composed.values, composed.words)
     place = composed.folder if config.run is None else Path(config.run)
     split = config.eval.split if config.eval.held_out is None else TRAIN
     with rows_in_memory(rows, split=split):
-        return score_and_write(config, place, write_request=composed.write_record)
+        return evaluate_command(config, place, composed=composed)
 
 
 def generate(
@@ -500,5 +499,5 @@ def _carried_out(
     resumes = given_text(given, "resume") == AUTO and has_begun(place)
     kept = kept_model(None if resumes else model, tokenizer, place)
     with rows_in_memory(rows), kept:
-        run(configuration, place, write_request=composed.write_record)
+        run(configuration, place, composed=composed)
     return open_run(place)

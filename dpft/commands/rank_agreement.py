@@ -1,4 +1,4 @@
-"""What the processes of a run must have in common before any of them uses a record.
+"""Check that all processes of a run have equal settings, records, plan and weights.
 
 Each composes its configuration, reads the records and loads the model on its own. If one of them
 made other micro-batches, a record could count twice, or never. So all of it is compared first, and
@@ -72,7 +72,10 @@ def bits_of_a_gradient(
         with autocast(precision, trainable[0].device):
             losses = per_example_losses(model, batch)
         gradients = torch.autograd.grad(losses.sum(), trainable, allow_unused=True)
-        for tensor in (losses.detach(), *(each for each in gradients if each is not None)):
+        for tensor in (
+            losses.detach(),
+            *(gradient for gradient in gradients if gradient is not None),
+        ):
             values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
             digest.update(values.numpy().data)
     model.train(was_training)
@@ -87,12 +90,14 @@ def check_alike(config: TrainConfig | EvaluateConfig | GenerateConfig, ranks: Ra
     """Refuses processes of other code, or with another configuration."""
     if ranks.size == 1:
         return
-    own = {**_versions(), **leaves(plain(config))}
-    everyones = [json.loads(each) for each in ranks.everyones(json.dumps(own).encode())]
-    with ranks.settled():
+    settings = {**_versions(), **leaves(plain(config))}
+    everyones = [json.loads(answer) for answer in ranks.everyones(json.dumps(settings).encode())]
+    with ranks.failing_together():
         for rank, other in enumerate(everyones):
-            different = [key for key in {**own, **other} if own.get(key) != other.get(key)]
-            if different and ranks.is_first:
+            different = [
+                key for key in {**settings, **other} if settings.get(key) != other.get(key)
+            ]
+            if different and ranks.is_rank_0:
                 raise InputError(
                     f"the processes of a run must have the same configuration and code, got another"
                     f" {different[0]} on rank {rank} than on rank 0; start all of them with the"
@@ -120,12 +125,16 @@ def share_settings(
     return from_values(values, TrainConfig), Path(path), resumes
 
 
-def share_secrets(own: Secrets | None, ranks: Ranks) -> Secrets:
+def share_secrets(secrets: Secrets | None, ranks: Ranks) -> Secrets:
     """Returns the first process's keys, which decide whose records are held out or left out."""
     if ranks.size == 1:
-        assert own is not None
-        return own
-    keys = [] if own is None else [own.unit_key, own.audit_key, own.held_out_key or b""]
+        assert secrets is not None
+        return secrets
+    keys = (
+        []
+        if secrets is None
+        else [secrets.unit_key, secrets.audit_key, secrets.held_out_key or b""]
+    )
     heard = ranks.broadcast(b"".join(key.ljust(KEY_BYTES) for key in keys[:2]) + b"".join(keys[2:]))
     unit, audit = heard[:KEY_BYTES], heard[KEY_BYTES : 2 * KEY_BYTES]
     held_out = heard[2 * KEY_BYTES :] or None
@@ -176,7 +185,7 @@ def check_same_inputs(
         "processor, device and train.num_threads": repr(processor(training_set.device)),
     }
     _refuse_different(hashes, ranks)
-    ranks.copy_first([t for t in state.values() if not t.is_meta])
+    ranks.broadcast_tensors([t for t in state.values() if not t.is_meta])
 
 
 def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
@@ -185,17 +194,17 @@ def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
         return
     key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
     sums = {name: _bit_sum(tensor) for name, tensor in model_state(model).items()}
-    known = {"data": _keyed(key, repr(records)), "model": _keyed(key, json.dumps(sums))}
-    _refuse_different(known, ranks)
+    hashes = {"data": _keyed(key, repr(records)), "model": _keyed(key, json.dumps(sums))}
+    _refuse_different(hashes, ranks)
 
 
-def _refuse_different(known: Mapping[str, str], ranks: Ranks) -> None:
+def _refuse_different(hashes: Mapping[str, str], ranks: Ranks) -> None:
     """Refuses processes of which one has other keyed hashes than the first."""
-    everyones = [json.loads(each) for each in ranks.everyones(json.dumps(known).encode())]
-    with ranks.settled():
+    everyones = [json.loads(answer) for answer in ranks.everyones(json.dumps(hashes).encode())]
+    with ranks.failing_together():
         for other in everyones:
             different = [name for name in other if other[name] != everyones[0][name]]
-            if different and ranks.is_first:
+            if different and ranks.is_rank_0:
                 raise InputError(
                     f"the processes of a run must have the same {different[0]}, got others; give"
                     " every machine the same."
@@ -217,7 +226,7 @@ def check_arithmetic(
     unsharded: Mapping[str, nn.Parameter] | None = None,
 ) -> None:
     """Reject processes that round otherwise; ``unsharded`` as in ``bits_of_a_gradient``."""
-    with ranks.settled():
+    with ranks.failing_together():
         bits = bits_of_a_gradient(
             model,
             layout,
@@ -226,8 +235,8 @@ def check_arithmetic(
             unsharded=unsharded,
         )
     bits_of_ranks = ranks.everyones(bits.encode())
-    with ranks.settled():
-        if ranks.is_first and len(set(bits_of_ranks)) > 1:
+    with ranks.failing_together():
+        if ranks.is_rank_0 and len(set(bits_of_ranks)) > 1:
             raise InputError(
                 "the processes of a run must compute the same bits, and the same synthetic records"
                 " came out otherwise on some; start them on machines of one kind, with the same"
@@ -244,5 +253,5 @@ def _versions() -> dict[str, str]:
     digest = hashlib.sha256()
     for path in sorted(Path(dpft.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
-    found = {name: version(name) for name in LIBRARIES}
-    return {"dpft version": dpft.__version__, "dpft code": digest.hexdigest(), **found}
+    versions = {name: version(name) for name in LIBRARIES}
+    return {"dpft version": dpft.__version__, "dpft code": digest.hexdigest(), **versions}

@@ -1,4 +1,4 @@
-"""The memory of a run's processes, and how a model is spread over them.
+"""Estimate the memory of a run's processes, choose the micro-batch size, and shard the model.
 
 The memory follows from the model's shapes (its config.json is enough), ``task.max_length`` and the
 configuration. ``dpft plan`` and ``train.micro_batch_size=auto`` call the same function.
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from dpft.commands.task_model import layout_of
 from dpft.config.schema import PlanConfig, TrainConfig
+from dpft.constants import Head
 from dpft.errors import InputError
 from dpft.estimates.activations import Activations, guessed_activations, trace_activations
 from dpft.estimates.rank_memory import (
@@ -28,7 +29,6 @@ from dpft.estimates.rank_memory import (
     shard_size,
 )
 from dpft.independence_check import check_model
-from dpft.kinds import Head
 from dpft.machine import usable_memory
 from dpft.models.architecture import Architecture
 from dpft.models.loading import grow_as_planned, meta_model, new_names
@@ -105,7 +105,7 @@ def check_sharding(config: TrainConfig) -> None:
         )
 
 
-def cut(
+def shard_model(
     model: nn.Module,
     config: ParallelConfig,
     device: torch.device,
@@ -115,11 +115,11 @@ def cut(
     """Cuts a model in place, the same on every rank; None where it is to stay whole.
 
     What of the model is on the meta device ``read`` reads, in shards. From now on the processes may
-    run the model inside ``settled``.
+    run the model inside ``failing_together``.
     """
     if not config.shards_model:
         return None
-    with ranks.settled():
+    with ranks.failing_together():
         check_can_be_sharded(model)
     blocks = repeated_blocks(model)
     if not blocks:
@@ -136,7 +136,7 @@ def cut(
         offload=config.cpu_offload and device.type != "cpu",
         read=read,
     )
-    ranks.served = shards.served
+    ranks.serving_other_ranks = shards.serving_other_ranks
     return shards
 
 

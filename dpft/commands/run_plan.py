@@ -1,4 +1,4 @@
-"""A run's plan from its configuration: sizes, phases, noise, and its curve of epsilon.
+"""Make a run's plan from its configuration: sizes, defaults, phases, noise, epsilon, messages.
 
 Importing it imports no torch.
 """
@@ -14,8 +14,8 @@ from dpft.commands.ledger_account import SpentRun
 from dpft.config.keys import AUTO
 from dpft.config.load import published_num_train_examples
 from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.constants import LABELS
 from dpft.errors import InputError
-from dpft.kinds import LABELS
 from dpft.methods.base import MethodPhase
 from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.models.source import ModelConfig
@@ -150,7 +150,7 @@ def plan_run(
     Raises:
         InputError: The budget cannot be met or the batch is larger than the data.
     """
-    from dpft.privacy.planning import make_plan
+    from dpft.privacy.plan_building import make_plan
 
     config = with_noise(config, noise_multiplier)
     size = public_size(config, count_rows)
@@ -188,11 +188,11 @@ def last_weights_of(config: TrainConfig, phases: tuple[MethodPhase, ...]) -> lis
     steps = sum(phase.steps for phase in phases)
     rates = schedule_factors(config.scheduler, steps)
     momentum = config.optimizer.decay_of_mean
-    found, later = [0.0] * steps, 0.0
+    shares, later = [0.0] * steps, 0.0
     for step in reversed(range(steps)):
         later = rates[step] + momentum * later
-        found[step] = later
-    return found
+        shares[step] = later
+    return shares
 
 
 def noise_beside_independent(config: TrainConfig, plan: RunPlan) -> float | None:
@@ -207,7 +207,7 @@ def noise_beside_independent(config: TrainConfig, plan: RunPlan) -> float | None
     if guarantee.eps is None:
         return None
     rate, steps = private.expected_batch_size / private.num_examples, private.steps
-    found = []
+    last_noises = []
     for mechanism in (private.mechanism, DPSGD()):
         noise, _ = calibrate_noise_multiplier(
             eps=guarantee.eps,
@@ -216,8 +216,8 @@ def noise_beside_independent(config: TrainConfig, plan: RunPlan) -> float | None
             steps=mechanism.compositions((steps,)),
             accountant="rdp",
         )
-        found.append(noise * mechanism.last_noise(last_weights_of(config, plan.phases)))
-    return found[0] / found[1]
+        last_noises.append(noise * mechanism.last_noise(last_weights_of(config, plan.phases)))
+    return last_noises[0] / last_noises[1]
 
 
 def with_noise(config: TrainConfig, noise_multiplier: float | None) -> TrainConfig:
@@ -225,15 +225,15 @@ def with_noise(config: TrainConfig, noise_multiplier: float | None) -> TrainConf
     guarantee = config.privacy.guarantee
     if guarantee is None or noise_multiplier is None:
         return config
-    known = guarantee.replace(eps=None, total_eps=None, noise_multiplier=noise_multiplier)
-    return config.replace(privacy=known)
+    noise_guarantee = guarantee.replace(eps=None, total_eps=None, noise_multiplier=noise_multiplier)
+    return config.replace(privacy=noise_guarantee)
 
 
 def plan_without_noise(
     config: TrainConfig, size: PublicSize, steps: int, phases: tuple[MethodPhase, ...]
 ) -> RunPlan:
     """Returns the plan of a run with ``privacy=none``, ordinary or clipped."""
-    from dpft.privacy.planning import make_clipping_plan
+    from dpft.privacy.plan_building import make_clipping_plan
 
     clips, clipping = config.privacy.clips, None
     if clips is not None:
@@ -328,7 +328,7 @@ def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
     if source is None and given.expected_batch_size is not None:
         if not is_open:
             return config
-        train = given.for_own_data(0, method=config.method.name, own=False)
+        train = given.for_own_data(0, method=config.method.name, is_user_data=False)
         _announce(config, train, "")
         return config.replace(train=train)
     size = public_size(config, count_rows)
@@ -366,7 +366,7 @@ def _announce(config: TrainConfig, train: TrainingConfig, number: str) -> None:
 def with_own_defaults(config: Config, size: PublicSize) -> Config:
     """Returns the configuration with the batch, epochs and learning rate that null stands for."""
     train = config.train.for_own_data(
-        size.num_examples, method=config.method.name, own=config.task.own_defaults
+        size.num_examples, method=config.method.name, is_user_data=config.task.own_defaults
     )
     return config.replace(train=train)
 

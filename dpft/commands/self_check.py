@@ -1,4 +1,4 @@
-"""The clipper's self-check of a run's model, phase by phase, before any record is used."""
+"""Run the clipper's self-check on a run's model with synthetic records."""
 
 import logging
 from dataclasses import replace
@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from dpft.config.schema import TrainConfig
 from dpft.data.batches import Layout
 from dpft.models.losses import per_example_losses
-from dpft.parallel.shards import WholeSums
+from dpft.parallel.shards import UnshardedSums
 from dpft.privacy.clipping.clipper import ClippingChoice
 from dpft.privacy.plan import ClippingPlan
 from dpft.training.synthetic_batches import self_check_batches
@@ -21,7 +21,7 @@ def check_clipper(
     clipping: ClippingPlan | None,
     model: PreTrainedModel,
     layout: Layout,
-    shards: WholeSums | None = None,
+    shards: UnshardedSums | None = None,
 ) -> tuple[ClippingChoice, ...]:
     """Run the clipper's self-check of each phase on synthetic records; return the public choices.
 

@@ -1,7 +1,4 @@
-"""The training records as they are read, and which of them a run trains on and which it scores.
-
-Canaries that join the records are written into the run's private folder, where ``dpft audit`` finds
-them.
+"""Read the training records, and divide them into those to train on and those to score.
 
 A published task has splits of its own. Your own single file has not: ``eval.held_out`` takes some
 of it, by a secret key that stays in the run's private/, so that ``dpft eval run=`` scores the same.
@@ -16,28 +13,14 @@ from pathlib import Path
 
 from dpft.commands.ledger_account import saved_run
 from dpft.config.schema import EvaluateConfig, TrainConfig
-from dpft.data.canaries import Canary
 from dpft.data.rows import Check, accept_all
 from dpft.data.sources import has_split, has_training_split_alone, load_examples, read_examples
 from dpft.data.training_records import PackedRecords, new_key, records_fingerprint, split_held_out
 from dpft.errors import InputError
-from dpft.run_folder import CANARIES, HELD_OUT_KEY
-from dpft.strict_model import Versioned, joined, json_text, read_model
-from dpft.tasks.base import Example, LabeledExample, LabeledImage, Record, Task
+from dpft.run_folder import HELD_OUT_KEY
+from dpft.tasks.base import LabeledExample, Record
 
-
-class KeptCanary(Canary):
-    """A canary with its texts."""
-
-    texts: tuple[str, ...]
-    """What a reader can search for."""
-
-
-class KeptCanaries(Versioned):
-    """All canaries of a run."""
-
-    canaries: tuple[KeptCanary, ...]
-    """Included ones and others."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +80,13 @@ def load_training_data(config: TrainConfig, check: Check = accept_all) -> Traini
 
     def records() -> Iterator[Record]:
         nonlocal blank, cut
-        known: dict[str, str] = {}  # Equal units are one text.
+        unit_texts: dict[str, str] = {}  # Equal units are one text.
         for record, unit, is_cut in read_examples(config.task, "train", column, check):
             if record is None:
                 faulty.append(unit)
                 continue
             if column is not None:
-                units.append(known.setdefault(unit, unit))
+                units.append(unit_texts.setdefault(unit, unit))
             if isinstance(record, LabeledExample) and not any(map(str.strip, record.texts)):
                 blank += 1
             cut += is_cut
@@ -119,30 +102,6 @@ def load_training_data(config: TrainConfig, check: Check = accept_all) -> Traini
     )
 
 
-def canaries_text(canaries: Sequence[Canary], task: Task) -> str:
-    """Returns the file of a run's canaries, with the texts that a reader can search for."""
-    kept = tuple(
-        joined(KeptCanary, canary, texts=_texts(canary.record(task))) for canary in canaries
-    )
-    return json_text(KeptCanaries(canaries=kept)) + "\n"
-
-
-def read_canaries(folder: Path) -> list[Canary]:
-    """Returns a run's canaries; none where it was trained without."""
-    path = folder / CANARIES
-    if not path.exists():
-        return []
-    kept = read_model(path, KeptCanaries).canaries
-    return [Canary(**each.model_dump(exclude={"texts"})) for each in kept]
-
-
-def _texts(record: Record) -> tuple[str, ...]:
-    if isinstance(record, Example):
-        return record.prompt, record.target
-    assert not isinstance(record, LabeledImage)  # canaries are words
-    return tuple(record.texts)
-
-
 HELD_OUT = "held_out"
 """What the records are called in metrics.json, where other runs have the split's name."""
 
@@ -150,7 +109,6 @@ NOT_EVALUATED = (
     "the data are a training split alone, which was trained on as a whole; hold some of it out"
     " with eval.held_out=0.1, or give other splits beside it"
 )
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

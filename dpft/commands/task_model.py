@@ -1,4 +1,4 @@
-"""From a task and a model to what joins them: the head, the encoding, the model to train or score.
+"""Combine a task with a model: its head, its encoding, and loading it to train or to score.
 
 ``dpft eval``, ``generate`` and ``export`` load a run's trained model, or any other, by
 ``TrainedModel``.
@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 
 from dpft.commands.modality import modality_of
 from dpft.config.schema import TrainConfig
+from dpft.constants import TEXTS, Head
 from dpft.data.batches import Layout
 from dpft.data.encoding import Encoding
 from dpft.errors import InputError, StateError
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.generation.decoding import DecodeConfig
-from dpft.kinds import TEXTS, Head
 from dpft.methods.adapter_files import base_folder
 from dpft.methods.base import Method
 from dpft.model_digest import TENSORS, recorded_base, write_released
@@ -37,7 +37,7 @@ from dpft.models.checkpoint_rows import (
 from dpft.models.loading import dequantize, grow_as_planned, load_with_tokens, new_names, seeded
 from dpft.models.source import ModelConfig, loading_errors, origin
 from dpft.parallel.shards import ShardedModel, gathered
-from dpft.run_folder import MODEL, share, sync_tree
+from dpft.run_folder import MODEL, apply_umask, sync_tree
 from dpft.tasks.base import Task
 from dpft.tasks.corpus import MASKS, CorpusTask
 
@@ -307,7 +307,7 @@ def save_model(
     with gathering:
         method.save(model, folder / MODEL)
         processor.save_pretrained(folder / MODEL)
-        share(folder / MODEL)
+        apply_umask(folder / MODEL)
         sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
         return write_released(folder / MODEL, base)
 
@@ -319,14 +319,14 @@ def check_base(saved: Path, model: ModelConfig) -> None:
         saved: The adapter's folder, whose digests were held against the ledger.
         model: The base, as the run's configuration names it now.
     """
-    known = recorded_base(saved)
-    if known is None:
+    recorded = recorded_base(saved)
+    if recorded is None:
         return
     try:
-        found = base_digest(model) if model.init == "pretrained" else None
+        actual = base_digest(model) if model.init == "pretrained" else None
     except NotInShards:
-        found = None
-    if found != known:
+        actual = None
+    if actual != recorded:
         raise StateError(
             f"{origin(model)} must be the model that the run trained on, whose digest is in"
             f" {saved / TENSORS}, got another; put its weights, or the run's config.yaml, back as"

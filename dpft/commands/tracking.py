@@ -1,45 +1,25 @@
-"""Trackers of a run, and what a terminal shows while a model is scored.
+"""Send a run's public numbers to trackers such as TensorBoard.
 
 Trackers are told the lines of progress.jsonl (``dpft.training.progress``), and at the end what the
 public files of the run's folder say: config.yaml as the report shows it, the plan, privacy.json,
 and of metrics.json the entries of public splits alone (docs/dev/design.md, rule 8).
-
-Bars and lines of scoring show no text, and no time unless the work follows from public numbers
-alone. How many records a private split has is private, too: of one, a bar knows tenths alone, and
-the lines of a pipe are the same however many records there are and however long they take: one at
-the end of each kind of work.
 """
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
-
 from dpft.commands.run_plan import RunPlan
 from dpft.config.load import plain
 from dpft.config.schema import TrainConfig
-from dpft.evaluation.evaluate import OnProgress
 from dpft.evaluation.scores import ScoreEntry
-from dpft.reports.promises import PrivateRun, RunPrivacy
+from dpft.reports.privacy_json import PrivateRun, RunPrivacy
 from dpft.reports.report import public_configuration
 from dpft.reports.run_record import read_overrides
 from dpft.run_folder import TRACKING
-from dpft.startup import end_startup
 from dpft.strict_model import as_json
-from dpft.training.listeners import draws_bars
 from dpft.training.progress_record import WINDOW, ProgressLine
 from dpft.training.trackers import Tracker, TrackerConfig
 
@@ -133,9 +113,9 @@ def tracked(config: TrainConfig, plan: RunPlan, folder: Path) -> Iterator[Tracki
         reproducible = config.privacy.noise_seed is not None
         mark = {"reproducible": "not private"} if reproducible else {}
         public |= {"plan": {**as_json(plan.privacy), "private": not reproducible, **mark}}
-    own = folder / TRACKING / config.tracking.name
-    own.mkdir(parents=True, exist_ok=True)
-    tracker = config.tracking.open(own, public)
+    tracker_folder = folder / TRACKING / config.tracking.name
+    tracker_folder.mkdir(parents=True, exist_ok=True)
+    tracker = config.tracking.open(tracker_folder, public)
     tracking = Tracking(tracker, name=config.tracking.name, every=config.tracking.every)
     failed = True
     try:
@@ -147,86 +127,14 @@ def tracked(config: TrainConfig, plan: RunPlan, folder: Path) -> Iterator[Tracki
 
 def results(privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]) -> dict[str, float]:
     """Returns the numbers a tracker is told at the end, by tag."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     if isinstance(privacy, PrivateRun):
-        found["privacy/epsilon_reported"] = float(privacy.epsilon)
+        values["privacy/epsilon_reported"] = float(privacy.epsilon)
         if privacy.with_tokenizer is not None:
-            found["privacy/epsilon_with_tokenizer"] = privacy.with_tokenizer.epsilon
-        found["privacy/steps_taken"] = float(privacy.steps_taken)
+            values["privacy/epsilon_with_tokenizer"] = privacy.with_tokenizer.epsilon
+        values["privacy/steps_taken"] = float(privacy.steps_taken)
     for entry in evaluations:
         if entry.split_is_public:
             place = f"eval/{entry.stage}/{entry.split}"
-            found |= {f"{place}/{name}": value for name, value in entry.metrics.items()}
-    return found
-
-
-PARTS = 10
-"""Parts of a work that a bar shows if its size is private."""
-FIFTHS = 5
-"""Parts of a work whose end is logged."""
-APART = 1.0
-"""The least seconds between two lines."""
-
-
-@contextmanager
-def batch_progress(
-    doing: str = "", *, counts: bool = True, timed: bool = False, shown: bool = True
-) -> Iterator[OnProgress]:
-    """Gives a function that moves a bar on a terminal, and elsewhere logs a few lines.
-
-    Args:
-        doing: What the lines begin with.
-        counts: Whether a bar may show how much there is.
-        timed: Whether a bar may show the time to go: how much work there is and how long it takes
-            depend on no private record.
-        shown: Whether this process shows anything.
-    """
-    if not shown:
-        yield lambda what, done, total: None
-        return
-    console = Console(stderr=True)
-    if not draws_bars(console):
-        yield _logged(doing, FIFTHS if counts else 1)
-        return
-    amount = MofNCompleteColumn() if counts else TaskProgressColumn()
-    bars: dict[str, TaskID] = {}
-    to_go = [TimeRemainingColumn(), TextColumn("to go")] if timed else []
-    end_startup()
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        amount,
-        *to_go,
-        console=console,
-        refresh_per_second=1,
-    ) as progress:
-
-        def show(what: str, done: int, total: int) -> None:
-            if not counts:
-                done, total = PARTS * done // total, PARTS
-            if what not in bars:
-                bars[what] = progress.add_task(what, total=total)
-            progress.update(bars[what], completed=done, total=total)
-
-        yield show
-
-
-def _logged(doing: str, parts: int, *, clock: Callable[[], float] = time.monotonic) -> OnProgress:
-    """Return a function that logs each of some equal parts of a work once it is done.
-
-    If there is one part, it logs the end of each kind of work, once, however often that kind begins
-    again. Otherwise lines are a second apart.
-    """
-    start, last = f"{doing}: " if doing else "", -APART
-    reached: dict[str, int] = {}
-
-    def show(what: str, done: int, total: int) -> None:
-        nonlocal last
-        before, part, now = reached.get(what, 0), parts * done // total, clock()
-        # the next part of a split begins again
-        reached[what] = max(before, part) if parts == 1 else part % parts
-        if part > before and (parts == 1 or now - last >= APART):
-            last = now
-            logger.info("%s%d %% of %s", start, 100 * part // parts, what)
-
-    return show
+            values |= {f"{place}/{name}": value for name, value in entry.metrics.items()}
+    return values

@@ -4,8 +4,8 @@ Everything that can be rejected is rejected before the run's folder is written t
 is used before the plan is fixed and the clipper was checked on synthetic data. A resumed run takes
 the same path, with a checkpoint.
 
-Every process of a run (rank) runs this file. ``ranks.first(f, …)`` calls ``f`` on rank 0 only, and
-an error inside ``ranks.settled()`` on one rank ends all of them.
+Every process of a run (rank) runs this file. ``ranks.on_rank_0(f, …)`` calls ``f`` on rank 0 only.
+An error inside ``ranks.failing_together()`` on one rank ends all of them.
 """
 
 import logging
@@ -16,7 +16,6 @@ from pathlib import Path
 
 from dpft.commands.canary_steps import check_white_box, white_box
 from dpft.commands.closing_summary import report
-from dpft.commands.evaluate import ScheduledScores, not_evaluated, score, write_scores
 from dpft.commands.exit_codes import crash_kept
 from dpft.commands.interrupted_run import (
     automatically_resumed,
@@ -34,7 +33,6 @@ from dpft.commands.interrupted_run import (
 )
 from dpft.commands.modality import modality_of
 from dpft.commands.new_run import (
-    WriteRequest,
     fresh_secrets,
     hold_new_folder,
     refuse_used_folder,
@@ -51,7 +49,7 @@ from dpft.commands.rank_agreement import (
 from dpft.commands.run_cost import (
     check_micro_batch_tokens,
     check_sharding,
-    cut,
+    shard_model,
     with_micro_batch_size,
 )
 from dpft.commands.run_plan import (
@@ -64,8 +62,14 @@ from dpft.commands.run_plan import (
     warn_of_noise,
     with_batch_size,
 )
+from dpft.commands.scheduled_scores import ScheduledScores
+from dpft.commands.scoring import not_evaluated, score_stage, write_scores
 from dpft.commands.self_check import check_clipper
-from dpft.commands.splits import TrainingData, divide, load_training_data
+from dpft.commands.splits import (
+    TrainingData,
+    divide,
+    load_training_data,
+)
 from dpft.commands.task_model import (
     digest_of_base,
     encoding_of,
@@ -75,20 +79,25 @@ from dpft.commands.task_model import (
     save_model,
     training_head,
 )
-from dpft.commands.tracking import check_tracking, results, tracked
+from dpft.commands.tracking import (
+    check_tracking,
+    results,
+    tracked,
+)
 from dpft.commands.training_set import make_training_set, render, summarize, training_layout
+from dpft.config.hydra_compose import Composed
 from dpft.config.schema import TrainCommand, TrainConfig
+from dpft.constants import Head
 from dpft.data.canaries import check_suffixes_learned, make_canaries
 from dpft.errors import Faults, InputError, SaidElsewhere, note_records_read
 from dpft.evaluation.metrics.base import metric_specs
-from dpft.kinds import Head
 from dpft.methods.base import count_parameters
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import quiet_transformers
 from dpft.parallel.processes import own_device, started
 from dpft.parallel.rank_environment import without_logging
-from dpft.parallel.ranks import ALONE, Ranks, Share
-from dpft.parallel.shards import WholeSums
+from dpft.parallel.ranks import ALONE, Ranks, RankShare
+from dpft.parallel.shards import UnshardedSums
 from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.accounting.curve import EpsilonSoFar
 from dpft.privacy.clipping.clipper import ClippingChoice
@@ -103,7 +112,7 @@ from dpft.run_folder import (
     refuse_links,
     write_private,
 )
-from dpft.startup import CHECKING, ENCODING, LOADING, PLANNING, doing
+from dpft.startup import CHECKING, ENCODING, LOADING, PLANNING, show_startup_stage
 from dpft.training import loop
 from dpft.training.checkpoint import delete_generator_states
 from dpft.training.listeners import StepProgress
@@ -120,7 +129,7 @@ def train(
     *,
     rows: TrainingData | None = None,
     counts: SpentBefore | None = None,
-    write_request: WriteRequest | None = None,
+    composed: Composed | None = None,
 ) -> None:
     """Train, evaluate and report; the traceback of a crash is kept in the folder's ``private/``.
 
@@ -129,7 +138,7 @@ def train(
         folder: A new one, or with ``command.resume`` that of the interrupted run.
         rows: The training records, if they were read already; each process of several reads them.
         counts: The histogram of a synthesis, which is part of the run's cost.
-        write_request: Writes into a new folder how the run was asked for.
+        composed: What Hydra composed, written into ``.hydra/`` of a new folder.
 
     Raises:
         InputError: Anything does not fit; before any record is used.
@@ -145,18 +154,18 @@ def train(
     quiet_transformers()
     with ExitStack() as stack:
         ranks = stack.enter_context(started(command.parallel))
-        if not ranks.is_first:
+        if not ranks.is_rank_0:
             stack.enter_context(without_logging())
         check_alike(command.settings(), ranks)
-        ranks.first(refuse_links, folder)
-        found = ranks.first(automatically_resumed, command, folder)
+        ranks.on_rank_0(refuse_links, folder)
+        resumed = ranks.on_rank_0(automatically_resumed, command, folder)
         config, folder, resumes = share_settings(
-            None if found is None else found.settings(),
+            None if resumed is None else resumed.settings(),
             folder,
-            resumes=found is not None and found.resume is not None,
+            resumes=resumed is not None and resumed.resume is not None,
             ranks=ranks,
         )
-        if ranks.is_first:
+        if ranks.is_rank_0:
             stack.enter_context(crash_kept(folder))
         if resumes:
             note_records_read()  # Its private state is read before its rows.
@@ -166,7 +175,7 @@ def train(
             resumes=resumes,
             rows=rows,
             counts=counts,
-            write_request=write_request,
+            composed=composed,
             ranks=ranks,
         )
 
@@ -180,7 +189,7 @@ def train_run(
     noise_multiplier: float | None = None,
     calibration: Calibration | None = None,
     counts: SpentBefore | None = None,
-    write_request: WriteRequest | None = None,
+    composed: Composed | None = None,
     with_curve: bool = True,
     ranks: Ranks = ALONE,
 ) -> None:
@@ -194,7 +203,7 @@ def train_run(
         noise_multiplier: The one that a search has chosen for a trial.
         calibration: The search's.
         counts: As in ``train``.
-        write_request: As in ``train``.
+        composed: As in ``train``.
         with_curve: Whether to compute epsilon over the steps, for progress and the report.
         ranks: The processes of the run.
 
@@ -207,21 +216,21 @@ def train_run(
         # 1. The folder. An interrupted run has a checkpoint and keys, a new run gets keys.
         resume_point = None
         if resumes:
-            resume_point = ranks.first(open_interrupted, folder, stack)
-            if ranks.first_to_all(is_reported, folder, resume_point):
-                ranks.first(delete_generator_states, folder / CHECKPOINTS)
+            resume_point = ranks.on_rank_0(open_interrupted, folder, stack)
+            if ranks.broadcast_from_rank_0(is_reported, folder, resume_point):
+                ranks.on_rank_0(delete_generator_states, folder / CHECKPOINTS)
                 logger.info("the run in %s has ended; nothing is left to do", folder)
                 return
-            secrets = share_secrets(ranks.first(read_secrets, folder), ranks)
-            noise_multiplier = ranks.first_to_all(bound_noise, resume_point)
+            secrets = share_secrets(ranks.on_rank_0(read_secrets, folder), ranks)
+            noise_multiplier = ranks.broadcast_from_rank_0(bound_noise, resume_point)
         else:
-            ranks.first(refuse_used_folder, folder)
-            ranks.first(check_writable, folder)
+            ranks.on_rank_0(refuse_used_folder, folder)
+            ranks.on_rank_0(check_writable, folder)
             secrets = share_secrets(fresh_secrets(config), ranks)
-            today = ranks.first_to_all(lambda: datetime.now(UTC).date().isoformat())
+            today = ranks.broadcast_from_rank_0(lambda: datetime.now(UTC).date().isoformat())
         asked = config
 
-        with ranks.settled():
+        with ranks.failing_together():
             # 2. What the model's config.json decides: lengths, head, encoding.
             if not resumes:
                 config = config.replace(task=config.task.begun(today))
@@ -249,7 +258,7 @@ def train_run(
             config = with_micro_batch_size(config, architecture, head, device)
 
             # 4. The plan: public, and fixed from here on.
-            doing(PLANNING)
+            show_startup_stage(PLANNING)
             if resume_point is not None:
                 plan = restored_plan(config, resume_point, lambda: num_units)
             else:
@@ -263,7 +272,7 @@ def train_run(
             warn_of_guarantee(config, plan)
 
             # 5. The model, and the clipper's check of it on synthetic records.
-            doing(LOADING)
+            show_startup_stage(LOADING)
             unread_weights = None
             if config.parallel.shards_model:
                 model, new, unread_weights = prepare_in_shards(config, architecture, head)
@@ -278,11 +287,11 @@ def train_run(
             choices: tuple[ClippingChoice, ...] = ()
             if not config.parallel.shards_model:
                 model.to(device)  # type: ignore[arg-type]
-                doing(CHECKING)
+                show_startup_stage(CHECKING)
                 choices = check_clipper(config, plan.clipping, model, layout)
 
             # 6. From here on records reach the model.
-            doing(ENCODING)
+            show_startup_stage(ENCODING)
             canaries = make_canaries(config.audit, processor, secrets.audit_key)
             if not resumes:
                 check_suffixes_learned(canaries, config.audit, processor, task, encoding)
@@ -290,7 +299,7 @@ def train_run(
             training_set = make_training_set(
                 config, kept, encoding, device, unit_key=secrets.unit_key, canaries=canaries
             )
-            training_set = replace(training_set, share=Share(ranks.rank, ranks.size))
+            training_set = replace(training_set, share=RankShare(ranks.rank, ranks.size))
             copies = sum(canary.copies for canary in canaries)
             summary = summarize(config, rows, division, training_set, canaries=copies)
             if resume_point is not None:
@@ -305,19 +314,19 @@ def train_run(
                 check_arithmetic(config, model, training_set.layout, ranks)
         else:
             read = None if unread_weights is None else unread_weights.read
-            shards = cut(model, config.parallel, device, ranks, read)
+            shards = shard_model(model, config.parallel, device, ranks, read)
             assert shards is not None
             check_arithmetic(config, model, training_set.layout, ranks, shards.unsharded)
-            with ranks.settled():
-                whole = WholeSums(shards.unsharded)
+            with ranks.failing_together():
+                whole = UnshardedSums(shards.unsharded)
                 choices = check_clipper(config, plan.clipping, model, layout, whole)
 
         # 8. The folder is opened: lock, configuration, secret keys.
         if resumes:
-            ranks.first(check_same_base, model, shards, resume_point)
+            ranks.on_rank_0(check_same_base, model, shards, resume_point)
         else:
-            ranks.first(hold_new_folder, folder, stack)
-            ranks.first(
+            ranks.on_rank_0(hold_new_folder, folder, stack)
+            ranks.on_rank_0(
                 write_beginning,
                 folder,
                 config,
@@ -326,12 +335,12 @@ def train_run(
                 division=division,
                 training_set=training_set,
                 canaries=canaries,
-                write_request=write_request,
+                composed=composed,
             )
         digests = None
         if plan.privacy is not None and not resumes:
-            digests = ranks.first(whole_digests, model, shards)
-        if ranks.is_first:
+            digests = ranks.on_rank_0(whole_digests, model, shards)
+        if ranks.is_rank_0:
             stack.enter_context(hint_of_resume(folder))
         run = TrainingRun(
             folder=folder,
@@ -353,14 +362,14 @@ def train_run(
 
         # 9. Progress, and the scores before training.
         bar = tracking = progress = curve = None
-        if ranks.is_first:
+        if ranks.is_rank_0:
             bar = StepProgress(
                 steps=plan.steps,
                 expected_batch_size=config.train.batch_size(plan.size.num_examples),
                 counted="examples" if training_set.units is None else "units",
             )
-        with ranks.settled():
-            if ranks.is_first:
+        with ranks.failing_together():
+            if ranks.is_rank_0:
                 tracking = stack.enter_context(tracked(config, plan, folder))
                 readers = [reader for reader in (bar, tracking) if reader is not None]
                 progress = ProgressRecord(folder, readers)
@@ -373,13 +382,13 @@ def train_run(
             # A trial's steps are not those that the search takes in all.
             announce_steps(config, plan, taken=taken)
         scored = division.scored
-        if not ranks.first_to_all(has_scores, folder, "before"):
-            evaluations = score(config, model, encoding, scored, "before", ranks)
-            ranks.first(write_scores, config, folder, evaluations)
+        if not ranks.broadcast_from_rank_0(has_scores, folder, "before"):
+            evaluations = score_stage(config, model, encoding, scored, "before", ranks)
+            ranks.on_rank_0(write_scores, config, folder, evaluations)
         run.evaluation = ScheduledScores.of_run(
             config, plan.size.num_examples, model, encoding, scored, progress, ranks
         )
-        if ranks.is_first and config.audit.white_box:
+        if ranks.is_rank_0 and config.audit.white_box:
             path = private_path(folder, WHITE_BOX)
             run.listeners.append(white_box(model, encoding, task, canaries, device, path))
         if progress is not None:
@@ -388,19 +397,19 @@ def train_run(
         # 10. The steps. A replay that fails is repeated with new noise.
         state = run.initial_state()
         (has_ended,) = ranks.any(resume_point is not None and resume_point.has_ended)
-        base = None if has_ended else ranks.first(digest_of_base, config)
+        base = None if has_ended else ranks.on_rank_0(digest_of_base, config)
         with nullcontext() if bar is None else bar:
             if has_ended:
-                ranks.first(check_ended, resume_point, plan, config.privacy.guarantee)
+                ranks.on_rank_0(check_ended, resume_point, plan, config.privacy.guarantee)
                 run.restore_end(state)
             while not has_ended:
                 try:
                     with run.steps(state) as engine:
                         loop.train(state, training_set, engine, run)
-                        released = ranks.first(
+                        released = ranks.on_rank_0(
                             save_model, config, model, processor, folder, base, shards
                         )
-                        ranks.first(run.close, released)
+                        ranks.on_rank_0(run.close, released)
                     has_ended = True
                 except (ReplayError, SaidElsewhere) as error:
                     run.reseed_after(error)
@@ -408,8 +417,8 @@ def train_run(
                 progress.publish(plan.steps)
 
         # 11. Scores and the report. The other processes have ended: nothing here waits for them.
-        evaluations = score(config, model, encoding, scored, "after", ranks)
-        if ranks.is_first:
+        evaluations = score_stage(config, model, encoding, scored, "after", ranks)
+        if ranks.is_rank_0:
             evaluations += not_evaluated(config)
             ledger = None if plan.privacy is None else read_run_ledger(folder)
             record = report(config, plan, folder, parameters, evaluations, ledger, curve)

@@ -1,4 +1,4 @@
-"""The training records as they reach the loop, and the private summary of what became of them.
+"""Encode the training records for the loop, and summarize them in a private file.
 
 Of the records that were read some are held out, left out and why, or cut; the rest is trained on.
 """
@@ -11,7 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpft.commands.splits import Division, TrainingData
+from dpft.commands.splits import (
+    Division,
+    TrainingData,
+)
 from dpft.config.schema import TrainConfig
 from dpft.data.batches import EncodedRows, Layout
 from dpft.data.canaries import Canary, copies_of
@@ -82,11 +85,11 @@ class EncodedRecords:
         owners = np.repeat(np.arange(len(self.counts)), self.counts)
         first = np.cumsum(self.counts) - self.counts
         kept = np.flatnonzero(self.usable) if self.units is None else chain(*self.units)
-        found: dict[int, list[int]] = {}
+        rows_by_record: dict[int, list[int]] = {}
         for row in map(int, kept):
             record = int(owners[row])
-            found.setdefault(record, []).append(row - int(first[record]))
-        return found
+            rows_by_record.setdefault(record, []).append(row - int(first[record]))
+        return rows_by_record
 
 
 def encode_records(
@@ -153,8 +156,8 @@ def _encoded(
     rows = encoding.rows_together([])
     usable, counts = [np.empty(0, np.bool_)], [np.empty(0, np.int64)]
     for some in batched(records, TOGETHER):
-        made, each = encoding.rows_in_chunks(some)
-        counts.append(each)
+        made, rows_per_record = encoding.rows_in_chunks(some)
+        counts.append(rows_per_record)
         usable.append(made.has_label)
         rows.add(made if keeps_empty else made.only(made.has_label))
     return rows, np.concatenate(usable), np.concatenate(counts)

@@ -1,13 +1,14 @@
-"""``dpft tune``: searches for the best settings, and pays for the search within privacy.eps.
+"""``dpft tune``: search for hyper-parameters within one epsilon; train trials, publish the best.
 
-A secret random number of trials, each of a random setting, is drawn and written down before the
-first one trains; each is an ordinary private run in private/tuning. Only the best one's files
-become public, with the bound of having chosen it.
+A secret random number of trials, each of a random setting, is drawn and written to disk before the
+first one trains; each is an ordinary private run in private/tuning. The noise is calibrated so that
+the whole search keeps within privacy.eps. Only the best trial's files become public, with the bound
+of having chosen it. A resumed search takes the same path, with the trials that it drew.
 
-How many trials there are, which one a file is of, and how the others scored must not be seen by
-anyone who sees the best: the bound rests on it (Papernot & Steinke 2022, arXiv 2110.03620). A
-trial's score is higher for the better, and private. All that a trial prints goes to a log of its
-own in private/tuning: how often it prints would count the trials.
+Whoever sees the best trial must not see how many trials there were, which one it is, and how the
+others scored: the bound rests on it (Papernot & Steinke 2022, arXiv 2110.03620). A trial's score is
+higher for the better, and private. All that a trial prints goes to a log of its own in
+private/tuning: how often it prints would count the trials.
 """
 
 import hmac
@@ -19,23 +20,29 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from dpft.commands.exit_codes import FULL_OR_FORBIDDEN, crash_kept, exit_code_of_job
+from dpft.commands.exit_codes import FULL_OR_FORBIDDEN, ExitStatus, crash_kept, errors_reported
 from dpft.commands.guarantee import privacy_of
 from dpft.commands.interrupted_run import hint_of_resume, kept_here
 from dpft.commands.ledger_account import read_spent
 from dpft.commands.new_run import (
-    WriteRequest,
+    hold_new_folder,
     read_begun,
     refuse_used_folder,
     start_anew,
     write_begun,
 )
 from dpft.commands.run_plan import plan_run, warn_of_delta, with_batch_size
-from dpft.commands.splits import TrainingData, divide, known_by, load_training_data
+from dpft.commands.splits import (
+    TrainingData,
+    divide,
+    known_by,
+    load_training_data,
+)
 from dpft.commands.task_model import TrainedModel, check_fit
 from dpft.commands.train import train_run
+from dpft.config.hydra_compose import Composed
 from dpft.config.keys import KeyFormatter
 from dpft.config.load import load_saved, to_yaml
 from dpft.config.schema import TrainConfig
@@ -56,10 +63,11 @@ from dpft.privacy.accounting.selection import (
 )
 from dpft.privacy.cipher import secret_key
 from dpft.privacy.plan import PrivacyPlan
-from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.reports.epsilon import NOT_PRIVATE_SEED
-from dpft.reports.privacy_record import selection_of
-from dpft.reports.promises import PrivateRun
+from dpft.reports.privacy_json import PrivateRun
+from dpft.reports.privacy_record import (
+    selection_of,
+)
 from dpft.reports.report import write_report
 from dpft.run_folder import (
     CHECKPOINTS,
@@ -85,6 +93,8 @@ from dpft.run_folder import (
 )
 from dpft.strict_model import Delta, Positive, StrictModel, Versioned, read_model, write_model
 from dpft.training.checkpoint import checkpoints, delete_generator_states
+
+logger = logging.getLogger(__name__)
 
 
 class Trial(StrictModel):
@@ -118,64 +128,123 @@ class TrialScore(Versioned):
     """Higher is better; null: it crashed, diverged or has no score, which is the worst."""
 
 
-def score_metric(command: TuneCommand) -> MetricSpec:
-    """Returns what trials are chosen by."""
-    specs = {spec.reported_as: spec for spec in metric_specs(command.task.metrics)}
-    name = command.tune.metric or next(iter(specs), "")
-    usable = [key for key, spec in specs.items() if spec.better is not None]
-    if name not in usable:
-        raise InputError(
-            f"tune.metric must be one of task.metrics with a better end ({', '.join(usable)}), got"
-            f" {name or None!r}; set tune.metric or task.metrics."
-        )
-    return specs[name]
+def run(command: TuneCommand, folder: Path, *, composed: Composed | None = None) -> None:
+    """Search, and publish the best trial; a crash's traceback is kept in the folder's ``private/``.
 
+    Args:
+        command: The search's configuration, and whether it is resumed.
+        folder: A new one, or with ``command.resume`` that of the interrupted search.
+        composed: What Hydra composed, written into ``.hydra/`` of a new folder and of each trial's.
 
-def score_of(trial: Path, spec: MetricSpec) -> TrialScore:
-    """Returns the score of a finished trial, the mean over the parts of its split."""
-    values = [
-        entry.metrics.get(spec.reported_as, math.nan)
-        for entry in read_model(trial / METRICS, Metrics).evaluations
-        if entry.stage == "after"
-    ]
-    mean = math.fsum(values) / len(values) if values else math.nan
-    if not math.isfinite(mean):
-        return TrialScore(score=None)
-    return TrialScore(score={HIGHER: mean, LOWER: -mean}[spec.better or HIGHER])
+    Raises:
+        InputError: Anything does not fit, or has changed since the search was begun.
+        RunError: No trial has a score.
+        StateError: A file of the interrupted search is damaged.
+    """
+    check_start(ParallelConfig())
+    quiet_transformers()
+    refuse_links(folder)
+    with crash_kept(folder), ExitStack() as stack:
+        # 1. The folder. That of an interrupted search may contain the trials that were drawn.
+        search = None
+        if command.resume is None:
+            refuse_used_folder(folder)
+        else:
+            stack.enter_context(hold_run(folder))
+            if (folder / REPORT).exists() and (folder / PRIVACY).exists():
+                backdate_public_files(folder)  # The search may have been killed before it did.
+                logger.info("the search in %s has ended; nothing is left to do", folder)
+                return
+            if (folder / TRIALS).exists():
+                search = read_model(folder / TRIALS, Search)
 
+        # 2. The trials, on disk before the first one trains: they are never drawn a second time.
+        if search is None:
+            search = draw_search(command)
+        if command.resume is None:
+            if command.privacy.noise_seed is not None:
+                logger.warning(NOT_PRIVATE_SEED)
+            hold_new_folder(folder, stack)
+            start_anew(folder)
+            write_begun(folder)
+            if composed is not None:
+                composed.write_record(folder)
+            (folder / TUNING).mkdir(mode=0o700)
+            write_text(folder / TUNE_CONFIGURATION, to_yaml(command), mode=0o600)
+        if not (folder / TRIALS).exists():
+            write_model(folder / TRIALS, search, mode=0o600)  # synced to disk
 
-def write_trial_score(trial: Path, trial_score: TrialScore) -> None:
-    """Writes how a trial ended, after which it never runs again."""
-    trial.mkdir(mode=0o700, exist_ok=True)
-    write_model(trial / TRIAL_SCORE, trial_score, mode=0o600)
+        # 3. Each trial that has not ended is trained and scored.
+        metric = score_metric(command)
+        if (date := read_begun(folder).date) is not None:
+            # The day of a trial would reveal how many trials preceded it.
+            command = command.replace(task=command.task.begun(date))
+        scores: dict[Path, float] = {}
+        with hint_of_resume(folder):
+            count = command.tune.count
+            logger.info(
+                "tuning: a secret number of trials, %.1f in expectation; one search in 100 has more"
+                " than %d", count.expected, count.quantile(0.01),
+            )  # fmt: skip
+            for number, trial in enumerate(search.trials):
+                path = trial_folder(folder, number)
+                if (path / TRIAL_SCORE).exists():
+                    trial_score = read_model(path / TRIAL_SCORE, TrialScore)
+                else:
+                    # Whatever the noise was calibrated to is what each trial trains on.
+                    check_same_records(command, search)
+                    exit_code = run_trial(command, search, trial, path, composed)
+                    trial_score = TrialScore() if exit_code else score_of(path, metric)
+                    # With this file on disk, the trial never runs again.
+                    write_model(path / TRIAL_SCORE, trial_score, mode=0o600)
+                # Also where a search was killed between the two.
+                delete_generator_states(path / CHECKPOINTS)
+                if trial_score.score is not None:
+                    scores[path] = trial_score.score
+        if not scores:
+            raise RunError(
+                f"the search ended without a single score; the logs in {folder / TUNING}, which"
+                " must not be released, say why."
+            )
 
-
-def read_trial_score(trial: Path) -> TrialScore | None:
-    """Returns how a trial ended; None where it has not."""
-    path = trial / TRIAL_SCORE
-    return read_model(path, TrialScore) if path.exists() else None
+        # 4. The best trial: the first of equal ones, which are drawn alike, so that is any of them.
+        with hint_of_resume(folder):
+            publish(command, search, max(scores, key=lambda path: scores[path]), folder)
 
 
 def draw_search(command: TuneCommand) -> Search:
-    """Returns a calibrated search, its trials drawn; reads records only to count them.
+    """Return a calibrated search, its trials drawn; the records are only checked and counted.
 
     Raises:
         InputError: A setting of the search space or the data does not fit, or eps is out of reach.
     """
-    config = command.settings()
+    base = command.settings()
+    guarantee = command.privacy.guarantee
+    assert guarantee is not None
     score_metric(command)
-    check_fit(config)
-    data = _training_data(config)
-    divide(config, data)
+    check_fit(base)
+    data = _training_data(base)
+    divide(base, data)
+    # With a noise multiplier of 1, plans have all that the calibration needs of a setting.
+    uncalibrated = guarantee.replace(eps=None, noise_multiplier=1.0)
     settings = command.tuning.settings()
-    plans = [_uncalibrated(command, setting, data.num_units) for setting in settings]
-    noise, calibration = calibrate_trials(
+    plans: list[PrivacyPlan] = []
+    for setting in settings:
+        config = with_setting(base, setting)
+        check_fit(config)
+        config = with_batch_size(config, lambda: data.num_units)
+        plan = plan_run(config.replace(privacy=uncalibrated), lambda: data.num_units).privacy
+        assert plan is not None
+        plans.append(plan)
+    noise_multipliers, calibration = calibrate_trials(
         [plan.event() for plan in plans],
-        eps=_privacy(command).eps or math.nan,
+        eps=guarantee.eps or math.nan,
         count=command.tune.count,
     )
-    drawn = draw_trials(command)
-    trials = [Trial(setting=one, noise_multiplier=noise[settings.index(one)]) for one in drawn]
+    trials = [
+        Trial(setting=setting, noise_multiplier=noise_multipliers[settings.index(setting)])
+        for setting in draw_trials(command)
+    ]
     warn_of_delta(plans[0])
     key = new_key()
     return Search(
@@ -187,21 +256,28 @@ def draw_search(command: TuneCommand) -> Search:
     )
 
 
+def score_metric(command: TuneCommand) -> MetricSpec:
+    """Return the metric that trials are chosen by."""
+    specs = {spec.reported_as: spec for spec in metric_specs(command.task.metrics)}
+    name = command.tune.metric or next(iter(specs), "")
+    usable = [key for key, spec in specs.items() if spec.better is not None]
+    if name not in usable:
+        raise InputError(
+            f"tune.metric must be one of task.metrics with a better end ({', '.join(usable)}), got"
+            f" {name or None!r}; set tune.metric or task.metrics."
+        )
+    return specs[name]
+
+
 def draw_trials(command: TuneCommand) -> list[dict[str, Any]]:
-    """Returns the settings of a random number of trials; nobody else may know either."""
-    stream = UniformStream(secret_key("tuning", _privacy(command).noise_seed))
+    """Return the settings of a random number of trials; nobody else may know either."""
+    stream = UniformStream(secret_key("tuning", command.privacy.noise_seed))
     number = draw_count(command.tune.count, stream)
     return draw_settings(command.tuning.values(), number, stream)
 
 
-def read_search(folder: Path) -> Search | None:
-    """Returns what was drawn; None where nothing was yet."""
-    path = folder / TRIALS
-    return read_model(path, Search) if path.exists() else None
-
-
-def same_records(command: TuneCommand, search: Search) -> None:
-    """Refuses to go on with other training records than the search began with."""
+def check_same_records(command: TuneCommand, search: Search) -> None:
+    """Reject training records that differ from those that the search was begun with."""
     data = _training_data(command.settings())
     if not hmac.compare_digest(known_by(data, bytes.fromhex(search.key)), search.fingerprint):
         raise InputError(
@@ -218,19 +294,73 @@ def _training_data(config: TrainConfig) -> TrainingData:
     return load_training_data(config, model.encoding(config.task, max_new_tokens=None).check)
 
 
-def _uncalibrated(command: TuneCommand, setting: Mapping[str, Any], num_units: int) -> PrivacyPlan:
-    config = with_setting(command.settings(), setting)
-    check_fit(config)
-    config = with_batch_size(config, lambda: num_units)
-    privacy = _privacy(command).replace(eps=None, noise_multiplier=1.0)
-    plan = plan_run(config.replace(privacy=privacy), lambda: num_units).privacy
-    assert plan is not None
-    return plan
+def run_trial(
+    command: TuneCommand,
+    search: Search,
+    trial: Trial,
+    path: Path,
+    composed: Composed | None = None,
+) -> int:
+    """Train and score one trial with the search's noise, unheard, and return its exit code.
+
+    An interrupted trial is resumed. One without a checkpoint has released nothing and begins again.
+
+    Raises:
+        OSError: The disk is full or may not be written to: no trial's own failure.
+        InputError: It was refused, as for a model that is gone: every setting had been checked.
+        StateError: What it left is damaged.
+    """
+    resumes = bool(checkpoints(path / CHECKPOINTS))
+    if not resumes:
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(mode=0o700)
+    outcome = ExitStatus()
+    not_writable: OSError | None = None
+    with (
+        owner_only(),
+        output_redirected_to(path / TRIAL_LOG),
+        errors_reported(outcome, withhold=False),
+    ):
+        try:
+            if resumes:
+                config = load_saved(path / CONFIGURATION, TrainConfig)
+                if is_base_model(config.model.path or ""):  # The folder may have been moved.
+                    config = config.replace(model=config.model.replace(path=command.model.path))
+            else:
+                config = with_setting(command.settings(), trial.setting)
+            train_run(
+                config,
+                path,
+                resumes=resumes,
+                noise_multiplier=trial.noise_multiplier,
+                calibration=search.calibration,
+                composed=composed,
+                with_curve=False,
+            )
+        except OSError as error:
+            if error.errno not in FULL_OR_FORBIDDEN:
+                raise
+            not_writable = error
+    if not_writable is not None:
+        raise OSError(not_writable.errno, not_writable.strerror, str(path.parent))
+    if outcome.exit_code == InputError.exit_code:
+        raise InputError(
+            f"the search must find everything as it began, and a trial in {path.parent} was"
+            " refused; its log says why: mend that and go on, or begin a new search."
+        )
+    if outcome.exit_code == StateError.exit_code:
+        raise StateError(f"the state of a trial in {path.parent} is damaged; its log says where.")
+    return outcome.exit_code
 
 
-def _privacy(command: TuneCommand) -> DifferentialPrivacy:
-    assert command.privacy.guarantee is not None
-    return command.privacy.guarantee
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """Let nobody but the owner read the files and folders that are made inside the block."""
+    umask_before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(umask_before)
 
 
 STANDARD = (1, 2)
@@ -238,125 +368,44 @@ STANDARD = (1, 2)
 
 
 @contextmanager
-def everything_to(path: Path) -> Iterator[None]:
-    """Appends what is printed and logged in the block, by C code too, to a file of mode 0600."""
+def output_redirected_to(path: Path) -> Iterator[None]:
+    """Append what is printed and logged in the block, by C code too, to a file of mode 0600."""
+    root = logging.getLogger()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "a", encoding="utf-8", buffering=1) as log, ExitStack() as stack:
-        stack.enter_context(_descriptors_to(log))
-        stack.enter_context(redirect_stdout(log))
-        stack.enter_context(redirect_stderr(log))
-        stack.enter_context(_logging_to(log))
-        yield
-
-
-@contextmanager
-def owner_only() -> Iterator[None]:
-    """Lets nobody but the owner read the files and folders that are made inside the block."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-@contextmanager
-def _descriptors_to(log: IO[str]) -> Iterator[None]:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    before = [os.dup(number) for number in STANDARD]
-    for number in STANDARD:
-        os.dup2(log.fileno(), number)
-    try:
-        yield
-    finally:
-        for number, kept in zip(STANDARD, before, strict=True):
-            os.dup2(kept, number)
-            os.close(kept)
-
-
-@contextmanager
-def _logging_to(log: IO[str]) -> Iterator[None]:
-    root, handler = logging.getLogger(), logging.StreamHandler(log)
-    handler.setFormatter(KeyFormatter("%(levelname)s: %(message)s"))
-    before, root.handlers = root.handlers, [handler]
-    try:
-        yield
-    finally:
-        root.handlers = before
-
-
-def run_trial(
-    command: TuneCommand,
-    search: Search,
-    trial: Trial,
-    path: Path,
-    write_request: WriteRequest | None = None,
-) -> int:
-    """Trains and scores one trial, heard by nobody, and returns its exit code.
-
-    A trial without a checkpoint has released nothing and is begun anew.
-
-    Raises:
-        OSError: The disk is full or may not be written to: no trial's own failure.
-        InputError: It was refused, as for a model that is gone: every setting had been checked.
-        StateError: What it left is damaged.
-    """
-    goes_on = bool(checkpoints(path / CHECKPOINTS))
-    if not goes_on:
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(mode=0o700)
-    full: list[OSError] = []
-
-    def job() -> None:
+    with os.fdopen(descriptor, "a", encoding="utf-8", buffering=1) as log:
+        handler = logging.StreamHandler(log)
+        handler.setFormatter(KeyFormatter("%(levelname)s: %(message)s"))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        copies = [os.dup(number) for number in STANDARD]
+        handlers_before, root.handlers = root.handlers, [handler]
         try:
-            train_trial(command, search, trial, path, write_request, goes_on=goes_on)
-        except OSError as error:
-            if error.errno not in FULL_OR_FORBIDDEN:
-                raise
-            full.append(error)
-
-    with owner_only(), everything_to(path / TRIAL_LOG):
-        code = exit_code_of_job(job, withhold=False)
-    if full:
-        raise OSError(full[0].errno, full[0].strerror, str(path.parent))
-    if code == InputError.exit_code:
-        raise InputError(
-            f"the search must find everything as it began, and a trial in {path.parent} was"
-            " refused; its log says why: mend that and go on, or begin a new search."
-        )
-    if code == StateError.exit_code:
-        raise StateError(f"the state of a trial in {path.parent} is damaged; its log says where.")
-    return code
+            for number in STANDARD:
+                os.dup2(log.fileno(), number)
+            with redirect_stdout(log), redirect_stderr(log):
+                yield
+        finally:
+            root.handlers = handlers_before
+            for number, copy in zip(STANDARD, copies, strict=True):
+                os.dup2(copy, number)
+                os.close(copy)
 
 
-def train_trial(
-    command: TuneCommand,
-    search: Search,
-    trial: Trial,
-    path: Path,
-    write_request: WriteRequest | None = None,
-    *,
-    goes_on: bool,
-) -> None:
-    """Trains one trial as ``dpft train`` does, with the noise that the search gave its setting."""
-    if goes_on:
-        saved = load_saved(path / CONFIGURATION, TrainConfig)
-        if is_base_model(saved.model.path or ""):  # The search's folder may have been moved.
-            saved = saved.replace(model=saved.model.replace(path=command.model.path))
-        train_run(saved, path, resumes=True, with_curve=False)
-        return
-    train_run(
-        with_setting(command.settings(), trial.setting),
-        path,
-        noise_multiplier=trial.noise_multiplier,
-        calibration=search.calibration,
-        write_request=write_request,
-        with_curve=False,
-    )
+def score_of(trial: Path, metric: MetricSpec) -> TrialScore:
+    """Return the score of a finished trial, the mean over the parts of its split."""
+    values = [
+        entry.metrics.get(metric.reported_as, math.nan)
+        for entry in read_model(trial / METRICS, Metrics).evaluations
+        if entry.stage == "after"
+    ]
+    mean = math.fsum(values) / len(values) if values else math.nan
+    if not math.isfinite(mean):
+        return TrialScore()
+    return TrialScore(score={HIGHER: mean, LOWER: -mean}[metric.better or HIGHER])
 
 
 def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> None:
-    """Copies the best trial into the run's folder; report and privacy.json, the last, are new.
+    """Copy the best trial into the run's folder; report and privacy.json, the last, are new.
 
     Nothing copied names the trial, and every public file has the day and the time of the search's
     beginning: how long it took would tell how many trials there were.
@@ -370,30 +419,21 @@ def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> 
         target = folder / source.relative_to(trial)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
-    won = privacy_of(trial)
-    assert isinstance(won, PrivateRun)
+    trial_privacy = privacy_of(trial)
+    assert isinstance(trial_privacy, PrivateRun)
     begun = read_begun(folder)
-    chosen = selection_of(command.tune.count, space=command.tuning.values())
-    of_search = won.replace(selection=chosen, starting_models=begun.starting_models, **begun.when)
-    write_model(folder / PRIVACY, of_search)
-    write_report(folder, of_search)
-    date_to_the_beginning(folder)
-
-
-def date_to_the_beginning(folder: Path) -> None:
-    """Gives every public file the time of the search's beginning.
-
-    Another one would tell how long the search took at most, and so how many trials there were.
-    """
-    began = (folder / TRIALS).stat().st_mtime_ns
-    public = [path for path in folder.iterdir() if path.name != PRIVATE]
-    below = [path for top in public for path in top.rglob("*")]
-    for path in (*below, *public, folder):
-        os.utime(path, ns=(began, began))
+    privacy = trial_privacy.replace(
+        selection=selection_of(command.tune.count, space=command.tuning.values()),
+        starting_models=begun.starting_models,
+        **begun.when,
+    )
+    write_model(folder / PRIVACY, privacy)
+    write_report(folder, privacy)
+    backdate_public_files(folder)
 
 
 def check_spent(search: Search, folder: Path) -> None:
-    """Refuses a search with a trial that took more noisy steps than were planned."""
+    """Reject a search with a trial that took more noisy steps than were planned."""
     for number in range(len(search.trials)):
         trial = trial_folder(folder, number)
         if not (trial / LEDGER).exists():
@@ -407,11 +447,20 @@ def check_spent(search: Search, folder: Path) -> None:
             )
 
 
-logger = logging.getLogger(__name__)
+def backdate_public_files(folder: Path) -> None:
+    """Give every public file the time of the search's beginning.
+
+    Another one would tell how long the search took at most, and so how many trials there were.
+    """
+    began = (folder / TRIALS).stat().st_mtime_ns
+    public = [path for path in folder.iterdir() if path.name != PRIVATE]
+    below = [path for top in public for path in top.rglob("*")]
+    for path in (*below, *public, folder):
+        os.utime(path, ns=(began, began))
 
 
 def resumed_search(folder: str) -> TuneCommand:
-    """Returns the configuration that the search in a folder was begun with."""
+    """Return the configuration that the search in a folder was begun with."""
     path = Path(folder) / TUNE_CONFIGURATION
     if not path.is_file():
         raise InputError(
@@ -421,87 +470,3 @@ def resumed_search(folder: str) -> TuneCommand:
         )
     saved = load_saved(path, TuneCommand)
     return saved.replace(resume=folder, model=kept_here(saved.model, Path(folder)))
-
-
-def run(command: TuneCommand, folder: Path, *, write_request: WriteRequest | None = None) -> None:
-    """Searches and publishes the best; a crash's text is kept in the folder's private/.
-
-    The folder is a new one, or with ``command.resume`` that of the search which goes on.
-    """
-    check_start(ParallelConfig())
-    quiet_transformers()
-    refuse_links(folder)
-    with crash_kept(folder):
-        if command.resume is None:
-            refuse_used_folder(folder)
-            search = draw_search(command)
-            if command.privacy.noise_seed is not None:
-                logger.warning(NOT_PRIVATE_SEED)
-            folder.mkdir(parents=True, exist_ok=True)
-            with hold_run(folder):
-                refuse_used_folder(folder)
-                start_anew(folder)
-                write_begun(folder)
-                if write_request is not None:
-                    write_request(folder)
-                (folder / TUNING).mkdir(mode=0o700)
-                write_text(folder / TUNE_CONFIGURATION, to_yaml(command), mode=0o600)
-                write_model(folder / TRIALS, search, mode=0o600)  # synced to disk
-                finish(command, search, folder, write_request)
-        else:
-            go_on_search(command, folder, write_request)
-
-
-def go_on_search(
-    command: TuneCommand, folder: Path, write_request: WriteRequest | None = None
-) -> None:
-    """Carries out what is left of a search; what was drawn stays."""
-    with hold_run(folder):
-        if (folder / REPORT).exists() and (folder / PRIVACY).exists():
-            date_to_the_beginning(folder)  # It may have been killed before it did.
-            logger.info("the search in %s has ended; nothing is left to do", folder)
-            return
-        search = read_search(folder)
-        if search is None:  # It broke off before anything was trained.
-            search = draw_search(command)
-            write_model(folder / TRIALS, search, mode=0o600)
-        same_records(command, search)
-        finish(command, search, folder, write_request)
-
-
-def finish(
-    command: TuneCommand, search: Search, folder: Path, write_request: WriteRequest | None = None
-) -> None:
-    """Runs the trials that have not ended and publishes the best."""
-    spec = score_metric(command)
-    if (date := read_begun(folder).date) is not None:
-        # The day of a trial would reveal how many trials preceded it.
-        command = command.replace(task=command.task.begun(date))
-    with hint_of_resume(folder):
-        count = command.tune.count
-        logger.info(
-            "tuning: a secret number of trials, %.1f in expectation; one search in 100 has more"
-            " than %d", count.expected, count.quantile(0.01),
-        )  # fmt: skip
-        ended: list[tuple[float, Path]] = []
-        for number, trial in enumerate(search.trials):
-            path = trial_folder(folder, number)
-            trial_score = read_trial_score(path)
-            if trial_score is None:
-                # Whatever the noise was calibrated to is what each trial trains on.
-                same_records(command, search)
-                code = run_trial(command, search, trial, path, write_request)
-                trial_score = TrialScore(score=None) if code else score_of(path, spec)
-                write_trial_score(path, trial_score)
-            # it never runs again; also where a search was killed between the two
-            delete_generator_states(path / CHECKPOINTS)
-            if trial_score.score is not None:
-                ended.append((trial_score.score, path))
-    if not ended:
-        raise RunError(
-            f"the search ended without a single score; the logs in {folder / TUNING}, which must"
-            " not be released, say why."
-        )
-    with hint_of_resume(folder):
-        # The first of equal ones: trials are drawn alike, so that is any of them.
-        publish(command, search, max(ended, key=lambda one: one[0])[1], folder)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dpft.config.answers import Names, Output, check_plot, listed_names
+from dpft.config.output_keys import Names, Output, check_plot, listed_names
 from dpft.config.section import ChosenBy, Section, by_name
 from dpft.errors import InputError
 from dpft.privacy.accounting.accountants import LEADING_ACCOUNTANTS

@@ -1,4 +1,4 @@
-"""``dpft COMMAND --help``: the groups and keys of a command, with what each takes and is for.
+"""The text of ``dpft COMMAND --help``: groups, keys, values and descriptions.
 
 The dataclasses say what a key takes and, in the text below a field in their source, what it is for;
 the YAMLs say what it is where nobody says otherwise.
@@ -18,7 +18,6 @@ from pydantic import BaseModel
 
 from dpft.config.hydra_compose import compose
 from dpft.config.keys import MISSING, join_key, key_of, nearest, quoted
-from dpft.config.listing import purpose
 from dpft.config.section import Section, section_class
 from dpft.errors import InputError
 from dpft.strict_model import description, type_text
@@ -103,7 +102,7 @@ FLAGS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command:
+class ComposedCommand:
     """A command as it is composed."""
 
     name: str
@@ -153,13 +152,13 @@ def composed_command(
     root: type[Section],
     *,
     folders: Sequence[Path],
-) -> Command:
+) -> ComposedCommand:
     """Return a command as ``key=value`` and ``group=option`` compose it."""
     searched = ",".join(quoted(f"file://{folder}") for folder in folders[1:])
     composed = compose(name, [*changes, f"hydra.searchpath=[{searched}]"], root)
     choices = composed.hydra.runtime.choices
     groups = [group for group in reversed(list(choices)) if not group.startswith("hydra")]
-    return Command(
+    return ComposedCommand(
         name=name,
         root=root,
         values=cast(dict[str, Any], OmegaConf.to_container(composed.values, resolve=True)),
@@ -168,7 +167,7 @@ def composed_command(
     )
 
 
-def help_text(command: Command, about: Sequence[str] = ()) -> str:
+def help_text(command: ComposedCommand, about: Sequence[str] = ()) -> str:
     """Returns the help of a command.
 
     Args:
@@ -188,13 +187,15 @@ def help_text(command: Command, about: Sequence[str] = ()) -> str:
         if name not in command.choices and not under:
             raise InputError(_unknown(name, command, keys))
         if name in command.choices:
-            parts.append(_options(command, name))
+            descriptions = options(list(command.folders), name)
+            lines = _option_lines(name, descriptions, command.choices[name])
+            parts.append("\n".join([f"Options of {name} (* is taken):", *lines]))
         if under:
             parts.append(_keys(under))
     return "\n\n".join(parts)
 
 
-def _usage(command: Command) -> str:
+def _usage(command: ComposedCommand) -> str:
     files = [folder / f"{command.name}.yaml" for folder in command.folders]
     purposes = [line for line in (purpose(file) for file in files if file.is_file()) if line]
     usage = f"usage: dpft {command.name} [GROUP=OPTION ...] [KEY=VALUE ...]"
@@ -204,7 +205,7 @@ def _usage(command: Command) -> str:
     )
 
 
-def _groups(command: Command) -> str:
+def _groups(command: ComposedCommand) -> str:
     """Return every group with its options, explained where they are few."""
     lines = ["Groups (choose with GROUP=OPTION; * is taken unless you say otherwise):"]
     for group, chosen in command.choices.items():
@@ -217,7 +218,7 @@ def _groups(command: Command) -> str:
     return "\n".join(lines)
 
 
-def _main_keys(command: Command, keys: Sequence[Key]) -> str:
+def _main_keys(command: ComposedCommand, keys: Sequence[Key]) -> str:
     """Return the rows of a command's main groups and keys, and the names of all sections."""
     key_by_name = {key.name: key for key in keys}
     lines = ["Main keys (change with KEY=VALUE):"]
@@ -237,12 +238,6 @@ def _main_keys(command: Command, keys: Sequence[Key]) -> str:
     return "\n".join([*lines, "", "All groups and sections:", *_row("", names)])
 
 
-def _options(command: Command, group: str) -> str:
-    descriptions = options(list(command.folders), group)
-    lines = _option_lines(group, descriptions, command.choices[group])
-    return "\n".join([f"Options of {group} (* is taken):", *lines])
-
-
 def _option_lines(group: str, descriptions: Mapping[str, str], chosen: str | None) -> list[str]:
     return [
         line
@@ -258,7 +253,10 @@ def _keys(keys: Sequence[Key]) -> str:
 
 def _key_row(key: Key) -> list[str]:
     sentence = key.sentence.replace("``", "").replace("None", "null")
-    return _row(f"{key.name}={_shown(key.value)}", f"{sentence} ({key.takes})".lstrip())
+    value = "VALUE" if key.value == MISSING else written(key.value)
+    if len(value) > LONGEST_VALUE:
+        value = f"{value[: LONGEST_VALUE - 1]}…"
+    return _row(f"{key.name}={value}", f"{sentence} ({key.takes})".lstrip())
 
 
 def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
@@ -278,12 +276,6 @@ def _row(left: str, right: str) -> list[str]:
     ]
 
 
-def _shown(value: Any) -> str:
-    """Returns a value as a command line writes it, a long one cut short."""
-    text = "VALUE" if value == MISSING else written(value)
-    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
-
-
 def written(value: Any) -> str:
     """Returns a value as a command line writes it."""
     if isinstance(value, Mapping):
@@ -295,9 +287,19 @@ def written(value: Any) -> str:
     return json.dumps(value)
 
 
-def _unknown(name: str, command: Command, keys: Sequence[Key]) -> str:
+def _unknown(name: str, command: ComposedCommand, keys: Sequence[Key]) -> str:
     sections = {key.name.partition(".")[0] for key in keys}
     near = nearest(name, {*command.choices, *sections, *(key.name for key in keys)})
     groups = ", ".join(group for group in command.choices if "@" not in group)
     hint = f"did you mean {near}?" if near else f"groups are {groups}."
     return f"dpft {command.name} --help {name}: there is no such group or key; {hint}"
+
+
+def purpose(file: Path) -> str:
+    """Returns what a YAML is for: its first comment, without the command that shows its use."""
+    with file.open(encoding="utf-8") as stream:
+        comments = [line[1:].strip() for line in stream if line.startswith("#")]
+    first = next((line for line in comments if not line.startswith("@package")), "")
+    for mark in (" Run: ", ": dpft "):
+        first = first.partition(mark)[0]
+    return first if first.endswith(".") or not first else f"{first}."

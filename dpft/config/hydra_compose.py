@@ -1,4 +1,4 @@
-"""Hydra: the overrides of a command, what they compose to, and its errors.
+"""Compose a configuration from overrides with Hydra, and translate Hydra's errors.
 
 The command line proper starts from ``hydra.main``, which runs sweeps too; what it hands on is the
 same ``Composed`` that ``compose`` gives to a call from Python, so that words mean one thing
@@ -126,12 +126,14 @@ LAUNCHERS = {
 """Launchers that dpft is tested with, and what brings them."""
 
 
-def as_input_error(error: Exception, known: Iterable[str], words: Sequence[str] = ()) -> InputError:
+def as_input_error(
+    error: Exception, known_keys: Iterable[str], words: Sequence[str] = ()
+) -> InputError:
     """Return an error of Hydra as an input error whose message says how to fix it.
 
     Args:
         error: The error.
-        known: Dotted keys to suggest for an unknown one.
+        known_keys: Dotted keys to suggest for an unknown one.
         words: The arguments of the command.
     """
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
@@ -151,7 +153,7 @@ def as_input_error(error: Exception, known: Iterable[str], words: Sequence[str] 
                 f" '+{mapping}={{NAME: VALUE}}'."
             )
         value_by_key = {key_of(word): word.partition("=")[2] for word in words}
-        keys = set(known)
+        keys = set(known_keys)
         if isinstance(cause.parent_node, DictConfig):
             # The keys of the configuration that the error arose in, with its chosen groups.
             keys.update(dotted_keys(cause.parent_node._get_root()))

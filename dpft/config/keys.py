@@ -1,4 +1,4 @@
-"""Dotted configuration keys: which ones there are, and which one a misspelt key was meant to be.
+"""Dotted configuration keys: find, split and quote them, and suggest corrections of typos.
 
 Names that users of other programs give to dpft's keys are known, too: those of Hugging Face's
 ``TrainingArguments`` and examples, peft, Opacus, private-transformers, fastDP, jax-privacy and
@@ -204,18 +204,18 @@ def key_of(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
 
 
-def unknown_key(key: str, known: Iterable[str], *, value: object = None) -> Fault:
+def unknown_key(key: str, known_keys: Iterable[str], *, value: object = None) -> Fault:
     """Return the fault of a key that does not exist, with the known keys nearest to it.
 
     Args:
         key: Dotted.
-        known: Dotted keys.
+        known_keys: Dotted keys.
         value: The value that it was set to.
     """
     removed = removed_key(key)
     if removed:
         return Fault(removed, key=key, value=value)
-    keys = set(known)
+    keys = set(known_keys)
     if key in keys:
         hint = f"++{key}={'VALUE' if value is None else value}"
         message = f"configuration key {key} is not part of this composition. Try: {hint}"
@@ -233,12 +233,12 @@ def unknown_key(key: str, known: Iterable[str], *, value: object = None) -> Faul
     return Fault(message, key=key, value=value)
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Returns the known name that is spelt most like ``name``; None where none is near."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
+    return next(iter(difflib.get_close_matches(name, sorted(candidates), n=1)), None)
 
 
-def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
+def nearest_keys(key: str, known_keys: Iterable[str]) -> list[str]:
     """Return the keys that a misspelt dotted key may have been meant to be, none if none is near.
 
     The first of these that there are: a key of the section that other programs call so
@@ -246,7 +246,7 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
     elsewhere that other programs call so, keys elsewhere of the same name (``rank``), a key of the
     section spelt like it, keys elsewhere spelt like it.
     """
-    keys = sorted(known)
+    keys = sorted(known_keys)
     parent, _, name = key.rpartition(".")
     meant = _meant(name, keys)
     if meant and parent in ("", meant[0].rpartition(".")[0]):
@@ -265,9 +265,9 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
     )
 
 
-def _meant(name: str, known: Iterable[str]) -> list[str]:
+def _meant(name: str, known_keys: Iterable[str]) -> list[str]:
     """Returns the key that other programs call so, as it is here or in a command's own root."""
     meant = MEANT.get(name, "")
     if meant.startswith("hydra."):
         return [meant]
-    return [one for one in (meant, meant.rpartition(".")[2]) if one in known][:1]
+    return [one for one in (meant, meant.rpartition(".")[2]) if one in known_keys][:1]

@@ -1,4 +1,4 @@
-"""From Hydra's ``DictConfig`` to a validated configuration, and to ``config.yaml`` and back.
+"""Convert Hydra's ``DictConfig`` to a validated configuration, and read and write config.yaml.
 
 Hydra composes, OmegaConf resolves, pydantic validates. Below this module nothing sees a
 ``DictConfig``.
@@ -16,9 +16,9 @@ from pydantic import BaseModel, ValidationError
 
 import dpft
 from dpft.config.keys import MISSING, known_keys, leaves, nearest
-from dpft.config.rejected import faults_of
 from dpft.config.removed import REMOVED, removed_key
 from dpft.config.section import Section, section_class
+from dpft.config.validation_errors import faults_of
 from dpft.errors import Fault, InputError
 from dpft.run_folder import read_yaml, write_text
 from dpft.strict_model import members

@@ -1,4 +1,4 @@
-"""Published results beside a run's own: ``reference:`` and ``reference_maps:`` of a recipe.
+"""The ``reference`` sections of a recipe: published results to show next to a run's own.
 
 A reference is one result of a recipe, with the settings that it is known to be of; a map is a score
 over the values of two keys.

@@ -1,4 +1,4 @@
-"""The root of each subcommand's configuration.
+"""The configuration class of each subcommand.
 
 Every section is a class of the room that uses it; this file only says which sections a
 subcommand has. ``POLYMORPHIC`` names the sections whose class is chosen by their values.
@@ -8,15 +8,15 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from dpft.config.answers import Output
 from dpft.config.keys import AUTO
+from dpft.config.output_keys import Output
 from dpft.config.references import Reference, ReferenceMap
 from dpft.config.section import ChosenBy, CrossCheck, Root, Section, by_name
+from dpft.constants import TEXTS
 from dpft.data.canaries import CanaryConfig
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, MetricsConfig, check_held_out, check_schedule
 from dpft.generation.decoding import DecodeConfig
-from dpft.kinds import TEXTS
 from dpft.methods.base import METHODS, Method
 from dpft.models.source import ModelConfig
 from dpft.parallel.parallel_config import LaunchConfig, ParallelConfig

@@ -1,4 +1,4 @@
-"""The base of configuration sections, and sections whose class depends on their values.
+"""Base classes of configuration sections.
 
 ``method=lora`` composes a section with ``name: lora``, and ``ChosenBy`` makes the field of that
 section an instance of the class that is registered under this name.

@@ -1,7 +1,7 @@
 """The configuration of ``dpft tune``: a training run, a search space and how the best is chosen.
 
-What would void the bound is refused here, before anything is read: scores of private records,
-settings that choose the data or the promise, and noise that is not calibrated.
+What would void the bound is rejected here, before anything is read: scores of private records,
+settings that choose the data or the guarantee, and noise that is not calibrated.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from dpft.training.trackers import TrackingConfig
 SECTIONS = ("train", "method", "optimizer", "scheduler", "model")
 """Sections whose keys a trial may draw; of privacy only the keys of ``CLIPPING``."""
 CLIPPING = ("privacy.max_grad_norm", "privacy.clipping", "privacy.groups")
-OF_TOKENIZER = ("model.tokenizer", "model.tokenizer_is_public")
+TOKENIZER_KEYS = ("model.tokenizer", "model.tokenizer_is_public")
 MOST_SETTINGS = 10_000
 
 
@@ -48,7 +48,7 @@ class SearchSpace(Section):
                     f"tuning.space may hold keys of {', '.join(SECTIONS)} and"
                     f" {', '.join(CLIPPING)}, got {key}: it is the same in every trial."
                 )
-            if key in OF_TOKENIZER:
+            if key in TOKENIZER_KEYS:
                 raise InputError(
                     f"tuning.space may not hold {key}: each tokenizer has a cost of its own, and"
                     " the search's report would have that of one; give one for all trials."
@@ -60,13 +60,13 @@ class SearchSpace(Section):
         return space
 
     def settings(self) -> list[dict[str, Any]]:
-        """Returns every setting that a trial may draw."""
+        """Return every setting that a trial may draw."""
         space = self.values()
-        number = math.prod(map(len, space.values()))
-        if not space or number > MOST_SETTINGS:
+        num_settings = math.prod(map(len, space.values()))
+        if not space or num_settings > MOST_SETTINGS:
             raise InputError(
                 f"tuning.space must hold at least one key and at most {MOST_SETTINGS} settings,"
-                f" got {len(space)} keys and {number} settings."
+                f" got {len(space)} keys and {num_settings} settings."
             )
         return [
             dict(zip(space, drawn, strict=True)) for drawn in itertools.product(*space.values())
@@ -92,7 +92,7 @@ class TuneSettings(Section):
         self.count  # noqa: B018
 
 
-def _check_promise(privacy: Privacy) -> None:
+def _check_guarantee(privacy: Privacy) -> None:
     guarantee = privacy.guarantee
     if guarantee is None or guarantee.eps is None:
         raise InputError(
@@ -162,7 +162,7 @@ class TuneCommand(TrainCommand):
 
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
         *TrainCommand.cross_checks,
-        (("privacy",), _check_promise),
+        (("privacy",), _check_guarantee),
         (("task", "eval"), _check_scores),
         (("tracking",), _check_tracking),
         (("tuning",), SearchSpace.settings),
@@ -172,7 +172,7 @@ class TuneCommand(TrainCommand):
 
 
 def with_setting(config: TrainConfig, setting: Mapping[str, Any]) -> TrainConfig:
-    """Returns a configuration with some of its keys set."""
+    """Return a configuration with some of its keys set."""
     if "train.epochs" in setting and config.train.steps is not None:
         raise InputError(
             f"tuning.space draws train.epochs, which train.steps={config.train.steps} replaces;"

@@ -1,1 +1,1 @@
-"""Data: rows from a source, tokens from rows, tensors from tokens."""
+"""Data: from a source to rows, from rows to token ids, from token ids to tensors."""

@@ -1,12 +1,12 @@
-"""Batches: how rows become tensors, and how a logical batch is cut into micro-batches.
+"""Collate rows into tensors, and split a logical batch into micro-batches.
 
 A row is what an encoding makes of a record; only its `Layout` looks into it, so that what trains,
 checks and plans knows no kind of it. `TextLayout` is here, images' in ``images``. Position
 ids are always expanded to (b, t): a model left to make its own broadcasts one row of them over the
 batch (GPT-2, BERT), and then its position embedding has no per-example gradient.
 
-A `View` is what a model reads of a row, drawn anew each time: it depends on the row and on secret
-bits of the step alone, so that what one record becomes does not depend on the others of its batch
+A `RowView` makes what a model reads of a row, again each time: it depends only on the row and on
+secret bits of the step, so that what one record becomes does not depend on the others of its batch
 (docs/dev/design.md, rule 3). `micro_batches` is about speed and memory only: the clipped sum is the
 same however a logical batch is cut, because clipping is per unit and no unit is cut in two.
 
@@ -26,10 +26,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from transformers import PreTrainedTokenizerBase
 
-from dpft.data.tokenization import TokenizedExample
-from dpft.data.training_records import LazySequence
-from dpft.devices import moved
-from dpft.kinds import (
+from dpft.constants import (
     CAUSAL,
     CLASSES,
     CLASSIFIER,
@@ -40,7 +37,10 @@ from dpft.kinds import (
     SEQ2SEQ,
     TEXT,
 )
-from dpft.parallel.ranks import EVERYTHING, Share
+from dpft.data.tokenization import TokenizedExample
+from dpft.data.training_records import LazySequence
+from dpft.devices import moved
+from dpft.parallel.ranks import EVERYTHING, RankShare
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ class ViewBits(Protocol):
         """Returns random bytes for the view of a record at a step, both counted from 0."""
 
 
-class View(ABC):
+class RowView(ABC):
     """Makes what a model reads of a row."""
 
     @abstractmethod
@@ -311,7 +311,7 @@ class View(ABC):
 class ViewedRows(LazySequence[Any]):
     """Rows as they are read at one step."""
 
-    def __init__(self, rows: Sequence[Any], view: View, source: ViewBits, step: int) -> None:
+    def __init__(self, rows: Sequence[Any], view: RowView, source: ViewBits, step: int) -> None:
         """Views ``rows`` by what ``source`` draws for ``step``."""
         self._rows, self._view, self._source, self._step = rows, view, source, step
 
@@ -487,7 +487,7 @@ def micro_batches(
     layout: Layout,
     micro_batch_tokens: int | None = None,
     units: Sequence[Sequence[int]] | None = None,
-    share: Share = EVERYTHING,
+    share: RankShare = EVERYTHING,
 ) -> Iterator[Batch]:
     """Yields the drawn examples, sorted so that little is padding.
 

@@ -1,4 +1,4 @@
-"""Canaries: random records put among the training records, which audits look for in the model.
+"""Canaries: random records inserted into the training records, for which audits search the model.
 
 `CanaryConfig` is the section ``audit`` of ``dpft train``. Those of an audit in one run (Steinke,
 Nasr and Jagielski 2023) are each included by a coin of their own. Those of the secret sharer
@@ -10,14 +10,24 @@ any number of coins can tell nothing of another coin.
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from dpft.config.section import Section
 from dpft.errors import InputError
-from dpft.strict_model import AtLeastOne, Count, StrictModel
-from dpft.tasks.base import Record, Task
+from dpft.run_folder import CANARIES
+from dpft.strict_model import (
+    AtLeastOne,
+    Count,
+    StrictModel,
+    Versioned,
+    json_text,
+    merge_models,
+    read_model,
+)
+from dpft.tasks.base import Example, LabeledImage, Record, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -309,3 +319,41 @@ def _stream(key: bytes, label: str, size: int) -> bytes:
 
 def _text(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> str:
     return str(tokenizer.decode(ids)).strip()
+
+
+class KeptCanary(Canary):
+    """A canary with its texts."""
+
+    texts: tuple[str, ...]
+    """What a reader can search for."""
+
+
+class KeptCanaries(Versioned):
+    """All canaries of a run."""
+
+    canaries: tuple[KeptCanary, ...]
+    """Included ones and others."""
+
+
+def canaries_text(canaries: Sequence[Canary], task: Task) -> str:
+    """Returns the file of a run's canaries, with the texts that a reader can search for."""
+    kept = tuple(
+        merge_models(KeptCanary, canary, texts=_texts(canary.record(task))) for canary in canaries
+    )
+    return json_text(KeptCanaries(canaries=kept)) + "\n"
+
+
+def read_canaries(folder: Path) -> list[Canary]:
+    """Returns a run's canaries; none where it was trained without."""
+    path = folder / CANARIES
+    if not path.exists():
+        return []
+    kept = read_model(path, KeptCanaries).canaries
+    return [Canary(**canary.model_dump(exclude={"texts"})) for canary in kept]
+
+
+def _texts(record: Record) -> tuple[str, ...]:
+    if isinstance(record, Example):
+        return record.prompt, record.target
+    assert not isinstance(record, LabeledImage)  # canaries are words
+    return tuple(record.texts)

@@ -1,4 +1,4 @@
-"""Conversations to token ids by the model's own chat template.
+"""Convert conversations to token ids with the model's own chat template.
 
 The template determines where an answer begins and what ends it, so that a model tuned on
 conversations reads them as it did before. A template may add text around an answer: a lead-in, such
@@ -29,7 +29,13 @@ from jinja2.exceptions import TemplateError
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from dpft.data.encoding import TextEncoding, TokenRows
-from dpft.data.tokenization import Prompt, TokenizedExample, joined, start_id, token_ids
+from dpft.data.tokenization import (
+    TokenizedExample,
+    TokenizedPrompt,
+    join_prompt_and_target,
+    start_id,
+    token_ids,
+)
 from dpft.errors import InputError
 from dpft.tasks.base import Example
 
@@ -38,7 +44,7 @@ PLACE = "dpftplaceholder"
 BLOCK = re.compile(r"(<\w+>|\[\w+\])?\s*(</\w+>|\[/\w+\])")
 """An empty block of a lead-in, such as ``<think></think>``; its start may be in the prompt."""
 PARTS = ("prompt", "opening", "turns")
-"""The fields of `Written` by which a prompt is cut."""
+"""The fields of `RenderedConversation` by which a prompt is cut."""
 
 
 class Around(NamedTuple):
@@ -52,7 +58,7 @@ class Around(NamedTuple):
     """After the answer."""
 
 
-class Written(NamedTuple):
+class RenderedConversation(NamedTuple):
     """A conversation as the template writes it."""
 
     prompt: str
@@ -119,7 +125,7 @@ class ChatEncoding(TextEncoding):
         answers = self._answers(written, prompts)
         end, start = [self.ending[-1]], start_id(self.tokenizer)
         return [
-            joined(
+            join_prompt_and_target(
                 prompt,
                 answer + self.ending if example.target else end,
                 self.max_length,
@@ -186,18 +192,18 @@ class ChatEncoding(TextEncoding):
         block = BLOCK.fullmatch(lead)
         return (None, lead) if block is None else (block[1] or "", block[2])
 
-    def _cuttable(self, examples: Sequence[Example]) -> list[Prompt]:
+    def _cuttable(self, examples: Sequence[Example]) -> list[TokenizedPrompt]:
         """Return each prompt in three parts: up to the first turn's text, history, what asks."""
         return self._in_parts([self._written(replace(example, target="")) for example in examples])
 
-    def _in_parts(self, written: Sequence[Written]) -> list[Prompt]:
+    def _in_parts(self, written: Sequence[RenderedConversation]) -> list[TokenizedPrompt]:
         columns = ([getattr(conversation, name) for conversation in written] for name in PARTS)
         prompts = []
         for whole, opening, turns in zip(*map(self._ids, columns), strict=True):
             end = common_prefix(whole, turns)
             start = min(common_prefix(whole, opening), end)
             prompts.append(
-                Prompt(
+                TokenizedPrompt(
                     start=whole[:start],
                     record=whole[start:end],
                     separator=whole[end:],
@@ -206,7 +212,9 @@ class ChatEncoding(TextEncoding):
             )
         return prompts
 
-    def _answers(self, written: Sequence[Written], prompts: Sequence[Prompt]) -> list[list[int]]:
+    def _answers(
+        self, written: Sequence[RenderedConversation], prompts: Sequence[TokenizedPrompt]
+    ) -> list[list[int]]:
         """Return the ids of each answer, lead-in included, up to where its ending begins."""
         together = self._ids(
             [
@@ -225,19 +233,22 @@ class ChatEncoding(TextEncoding):
             answers.append(whole[len(ids) :] if follows else lead + content)
         return answers
 
-    def _written(self, example: Any) -> Written:
+    def _written(self, example: Any) -> RenderedConversation:
         """Returns a conversation as the template writes it.
 
         Raises:
             InputError: The template does not accept it; the message does not quote it.
         """
-        messages = _messages(example)
+        messages = [
+            {"role": message.role, "content": message.content, **json.loads(message.more or "{}")}
+            for message in example.messages
+        ]
         dropped, usual_lead, tail = self._around
         asked = self._rendered(messages, asks=True)
         prompt = asked.removesuffix(dropped)
         system = [message for message in messages[:1] if message["role"] in ("system", "developer")]
         first = {"role": "user", "content": PLACE}
-        parts = Written(
+        parts = RenderedConversation(
             prompt=prompt,
             opening=self._rendered([*system, first], asks=False).partition(PLACE)[0],
             turns=self._rendered(messages, asks=False),
@@ -328,14 +339,6 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Returns how many ids the two begin with in common."""
     pairs = zip(first, second, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
-
-
-def _messages(example: Any) -> list[dict[str, Any]]:
-    """Returns a chat example's messages as chat templates take them."""
-    return [
-        {"role": message.role, "content": message.content, **json.loads(message.more or "{}")}
-        for message in example.messages
-    ]
 
 
 def _answer(text: str) -> dict[str, Any]:

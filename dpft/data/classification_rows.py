@@ -1,4 +1,4 @@
-"""Labeled texts as rows: sentences for a classification head, or text infilling by label words.
+"""Encode labeled texts for a classification head, or as text infilling with label words.
 
 `SentenceEncoding` is one sentence or two as a model with a head reads them; `LabelWordEncoding`
 puts a place for a label word beside them (Li et al. 2022, section 4 and Table 10).
@@ -10,11 +10,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from dpft.constants import CAUSAL, MASKED, SCORE
 from dpft.data.encoding import TokenEncoding
 from dpft.data.tokenization import TokenizedExample, lost_a_part, special_ids, token_ids
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, MASKED, SCORE
-from dpft.tasks.base import LabeledExample, Piece
+from dpft.tasks.base import LabeledExample, TemplateSegment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,10 @@ class SentenceEncoding(TokenEncoding):
         """See ``Encoding.rows``; cuts the end of the longer sentence."""
         if not examples:
             return []
-        columns = self._columns(examples)
+        if self.tokenizer.sep_token_id is None:  # no mark between sentences: one text of two lines
+            columns = [["\n".join(example.texts) for example in examples]]
+        else:
+            columns = [list(column) for column in zip(*(e.texts for e in examples), strict=True)]
         texts = len(columns)
         least = self.tokenizer.num_special_tokens_to_add(pair=texts > 1) + texts
         if self.max_length < least:
@@ -60,15 +63,6 @@ class SentenceEncoding(TokenEncoding):
             )
         ]
 
-    def _columns(self, examples: Sequence[LabeledExample]) -> list[list[str]]:
-        """Returns the first sentences and, where there are two, the second ones.
-
-        A tokenizer without a mark between sentences gets them as one text of two lines.
-        """
-        if self.tokenizer.sep_token_id is None:
-            return [["\n".join(example.texts) for example in examples]]
-        return [list(column) for column in zip(*(e.texts for e in examples), strict=True)]
-
     def _labels(self, label: float) -> list[float]:
         if self.layout.answer == SCORE:
             return [label]
@@ -83,7 +77,7 @@ BLANKS = ("\u2581", "\u0120")
 class LabelWordEncoding(TokenEncoding):
     """Filled templates, for language models."""
 
-    pieces: Callable[[LabeledExample], Sequence[Piece]]
+    pieces: Callable[[LabeledExample], Sequence[TemplateSegment]]
     """A record's template, filled."""
     distribution: Callable[[float], Sequence[float]]
     """A label to the probabilities of the label words."""
@@ -105,7 +99,7 @@ class LabelWordEncoding(TokenEncoding):
     def _row(
         self,
         example: LabeledExample,
-        pieces: Sequence[Piece],
+        pieces: Sequence[TemplateSegment],
         ids: list[list[int]],
         around: tuple[list[int], list[int]],
     ) -> TokenizedExample:
@@ -127,7 +121,9 @@ class LabelWordEncoding(TokenEncoding):
         )
 
 
-def cut_longest(pieces: Sequence[Piece], ids: Sequence[list[int]], room: int) -> list[list[int]]:
+def cut_longest(
+    pieces: Sequence[TemplateSegment], ids: Sequence[list[int]], room: int
+) -> list[list[int]]:
     """Returns the pieces' tokens cut to ``room``: the longest text loses its end first.
 
     Raises:

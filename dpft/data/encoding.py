@@ -1,4 +1,4 @@
-"""Encodings: from a task's records to rows of token ids; the base class, and the one of texts.
+"""Encodings: convert a task's records to rows of token ids.
 
 Encodings of labeled texts are in ``classification_rows``, of corpora in ``corpora``, of chats
 in ``chat``. Texts become token ids as ``tokenization.tokenize`` defines it, thousands of records in
@@ -26,10 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from dpft.data.batches import EncodedRows, Layout, TextLayout, View
+from dpft.constants import IGNORED_LABEL, SEQ2SEQ
+from dpft.data.batches import EncodedRows, Layout, RowView, TextLayout
 from dpft.data.tokenization import (
-    Prompt,
     TokenizedExample,
+    TokenizedPrompt,
     cut_prompts,
     cuttable_prompts,
     lost_a_part,
@@ -40,7 +41,6 @@ from dpft.data.tokenization import (
     tokenize,
 )
 from dpft.data.training_records import TOGETHER, batched
-from dpft.kinds import IGNORED_LABEL, SEQ2SEQ
 from dpft.tasks.base import Example, Record
 
 Numbers = NDArray[Any]
@@ -314,8 +314,10 @@ def tokenize_together(
     lengths[bare, START] = np.minimum(1, room[bare])
     prompts, total = lengths[:, :TARGET].sum(axis=1), lengths.sum(axis=1)
     ignored_prompt = np.where(_flags(examples, "learns_prompt"), np.minimum(1, prompts), prompts)
+    bounds = ends_of(lengths.ravel())
+    places = np.repeat(begins.ravel(), lengths.ravel()) + numbered(bounds)
     return Block(
-        ids=_gathered(ids, begins, lengths),
+        ids=RaggedArray(values=ids[places], bounds=ends_of(total)),
         unlabeled=np.where(is_empty, total, ignored_prompt).astype(np.int32),
         truncated=truncated,
     )
@@ -376,13 +378,6 @@ def _cut_prompts(begins: Whole, lengths: Whole, room: Whole, cut_start: Flags) -
         excess -= gone
 
 
-def _gathered(ids: NDArray[np.int32], begins: Whole, lengths: Whole) -> RaggedArray:
-    """Returns the rows that stretches of ids make, one row after the other."""
-    bounds = ends_of(lengths.ravel())
-    places = np.repeat(begins.ravel(), lengths.ravel()) + numbered(bounds)
-    return RaggedArray(values=ids[places], bounds=ends_of(lengths.sum(axis=1)))
-
-
 UNCUT = 2**31
 """A length that no text has."""
 
@@ -425,7 +420,7 @@ class Encoding(ABC):
         """Raise an ``InputError``, which does not quote the record, if the model cannot read it."""
 
     @property
-    def view(self) -> View | None:
+    def view(self) -> RowView | None:
         """Makes what a model reads of a row of ``rows_together``, drawn anew each time.
 
         None: it reads the row itself.
@@ -500,7 +495,10 @@ class TextEncoding(TokenEncoding):
         cut = lost_a_part(sources, self.max_length, read_whole)
         return [
             TokenizedExample(
-                input_ids=source, labels=_target(row), truncated=row.truncated or is_cut
+                input_ids=source,
+                # The target and the end-of-text token; an empty target has no label.
+                labels=[int(label) for label in row.labels if label >= 0] or [IGNORED_LABEL],
+                truncated=row.truncated or is_cut,
             )
             for source, row, is_cut in zip(sources, targets, cut, strict=True)
         ]
@@ -540,11 +538,6 @@ class TextEncoding(TokenEncoding):
         end = self.tokenizer.eos_token_id
         return [[*prompt, end] for prompt in cut_prompts(self._cuttable(examples), max_length - 1)]
 
-    def _cuttable(self, examples: Sequence[Example]) -> list[Prompt]:
+    def _cuttable(self, examples: Sequence[Example]) -> list[TokenizedPrompt]:
         """Returns each example's prompt in the parts that cutting tells apart."""
         return cuttable_prompts(examples, self.tokenizer, self.special_tokens)
-
-
-def _target(row: TokenizedExample) -> list[int]:
-    """Returns the labels a decoder learns: target and end-of-text; no label of an empty target."""
-    return [int(label) for label in row.labels if label >= 0] or [IGNORED_LABEL]

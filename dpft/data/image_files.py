@@ -1,4 +1,4 @@
-"""Image data sets on disk: your own folders or tables, CelebA, CIFAR-10 and -100, digits.
+"""Read image data sets from disk: folders, tables, CelebA, CIFAR, digits.
 
     DIR/train/cat/1.png  DIR/train/dog/2.jpg  DIR/test/cat/3.png     splits, a folder for each class
     DIR/cat/1.png        DIR/dog/2.jpg                               a training split alone

@@ -1,4 +1,4 @@
-"""Images as rows and in a batch: decoded to pixels, random views of them, normalized.
+"""Convert images to tensors: decode, augment with random views, normalize, collate.
 
 An image is read, decoded and resized in worker processes (``dpft/data/pixels.py``). What becomes of
 it depends on it and on public configuration alone. It is decoded each time a batch needs it, so
@@ -22,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpft.data.batches import Batch, Bits, EncodedRows, Layout, View
+from dpft.constants import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER
+from dpft.data.batches import Batch, Bits, EncodedRows, Layout, RowView
 from dpft.data.encoding import Encoding
 from dpft.data.pixels import GRAY, BrokenImage, Decoder, Examined, ImageForm, Pixels
 from dpft.errors import InputError, RunError
-from dpft.kinds import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER
 from dpft.tasks.base import ImagePlace, LabeledImage
 
 
@@ -157,11 +157,11 @@ SHARE_PADDED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomView(View):
+class RandomView(RowView):
     """A shift, by pixels of the image mirrored at its edges, and a mirroring with chance 1/2."""
 
     def __call__(self, row: ImageRow, bits: Bits) -> ImageRow:
-        """See ``View.__call__``: the view is made when the image is read."""
+        """See ``RowView.__call__``: the view is made when the image is read."""
         return replace(row, bits=bits(VIEW_BYTES))
 
 
@@ -177,16 +177,14 @@ def augmented(pixels: Pixels, bits: bytes) -> Pixels:
     """
     words = np.frombuffer(bits, np.uint64)
     height, width = pixels.shape[1:]
-    down, right = (_place(word, size) for word, size in zip(words, (height, width), strict=False))
+    down, right = (
+        int(word) % (2 * (size // SHARE_PADDED) + 1)  # one of the places where the view can begin
+        for word, size in zip(words, (height, width), strict=False)
+    )
     pads = [(0, 0), *((size // SHARE_PADDED,) * 2 for size in (height, width))]
     padded = np.pad(pixels, pads, mode="reflect")
     view = padded[:, down : down + height, right : right + width]
     return view[:, :, ::-1] if words[2] & np.uint64(1) else view
-
-
-def _place(word: np.uint64, size: int) -> int:
-    """Returns one of the places that an image of the size can begin at, by 64 uniform bits."""
-    return int(word) % (2 * (size // SHARE_PADDED) + 1)
 
 
 LARGEST = 255
@@ -314,7 +312,7 @@ class ImageEncoding(Encoding):
         return self.rows_together(examples), np.full(len(examples), max(1, self.views), np.int64)
 
     @property
-    def view(self) -> View | None:
+    def view(self) -> RowView | None:
         """See ``Encoding.view``."""
         return RandomView() if self.views else None
 

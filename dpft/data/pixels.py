@@ -1,4 +1,4 @@
-"""Pixels of images: read, decoded and resized by Pillow, in worker processes.
+"""Decode and resize image files with Pillow in worker processes.
 
 A worker imports this module, and so that it starts in a moment and takes little memory, it imports
 neither torch nor transformers.

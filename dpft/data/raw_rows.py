@@ -1,4 +1,4 @@
-"""Rows as they lie in files or in memory, before a task reads them: readers and writers.
+"""Read and write rows in files (JSONL, CSV, parquet …) or in memory, before a task interprets them.
 
 Formats are .csv, .jsonl, .jsonl.gz, .json and .parquet (`file_rows`, `write_rows`), and tables that
 a program hands over (`rows_in_memory`: ``dpft.train(rows=...)``, task.source=memory). Each row

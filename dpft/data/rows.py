@@ -1,4 +1,4 @@
-"""A row as its task reads it: columns by name, examples, the unit it belongs to, a user's prompts.
+"""Convert raw rows to a task's examples, with their privacy unit, and read prompts.
 
 No message quotes a row. Its columns are named where messages go to a terminal, which its owner
 reads, and nowhere else: in a file without a header they are a record. What a model writes after a

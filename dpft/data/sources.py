@@ -1,4 +1,4 @@
-"""Examples of a task from their source: hub, URL, local files, memory, or the embedded sample.
+"""Load the examples of a task from its source: hub, URL, local files, memory, bundled sample.
 
 The one place where records enter dpft. Every fault of a file is one ``InputError`` that names file
 and line and never quotes the row: rows may be private, messages are not (docs/dev/design.md, rule
@@ -44,7 +44,7 @@ from dpft.data.rows import (
 )
 from dpft.data.split_files import files_by_split, in_order
 from dpft.errors import InputError, note_records_read
-from dpft.machine import hub_is_reachable
+from dpft.hub import hub_is_reachable
 from dpft.tasks.base import MISSING, REFUSED, OwnRows, Record, Task, shortened
 
 TIMEOUT_SECONDS = 20

@@ -1,4 +1,4 @@
-"""The files of each split in a folder: one file, or the shards of a data set from the Hub.
+"""Find the files of each split in a folder, including the shards of data sets from the hub.
 
     DIR/train.csv                             DIR/test.csv
     DIR/train-00000-of-00002.parquet          DIR/train-00001-of-00002.parquet
@@ -84,8 +84,11 @@ def in_order(files: Sequence[Path]) -> list[Path]:
     start = int(0 not in shards and total in shards)
     missing = next((number for number in range(start, start + total) if number not in shards), None)
     if missing is not None:
+        lacking = SHARD.sub(
+            lambda m: f"-{missing:0{len(m['number'])}d}-of-{m['total']}", files[0].name
+        )
         raise InputError(
-            f"{files[0].parent} lacks the shard {_renumbered(files[0].name, missing)}, and the"
+            f"{files[0].parent} lacks the shard {lacking}, and the"
             f" {split_of(files[0].name)} split is all {total} shards; add it."
         )
     return [shards[number] for number in sorted(shards)]
@@ -94,8 +97,3 @@ def in_order(files: Sequence[Path]) -> list[Path]:
 def _number_and_total(path: Path) -> tuple[int, int]:
     shard = SHARD.search(path.name)
     return (int(shard["number"]), int(shard["total"])) if shard else (0, 1)
-
-
-def _renumbered(name: str, number: int) -> str:
-    """Return the name of another shard of the same set, without a hash."""
-    return SHARD.sub(lambda m: f"-{number:0{len(m['number'])}d}-of-{m['total']}", name)

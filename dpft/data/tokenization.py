@@ -1,4 +1,4 @@
-"""Tokenization: one example to one sequence of token ids; never packed, never split.
+"""Tokenize one example into one sequence; examples are never packed or split.
 
 Record, separator and target are tokenised apart, so that no token spans a boundary: the prompt's
 tokens are the same at training, where the target follows, and at generation, where it does not.
@@ -12,9 +12,9 @@ from typing import TypeGuard, cast
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from dpft.constants import IGNORED_LABEL
 from dpft.data.training_records import batched
 from dpft.errors import InputError
-from dpft.kinds import IGNORED_LABEL
 from dpft.tasks.base import Example
 
 AT_ONCE = 1024
@@ -47,7 +47,7 @@ class TokenizedExample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prompt:
+class TokenizedPrompt:
     """A prompt in the three parts that cutting tells apart, in token ids."""
 
     start: list[int]
@@ -97,7 +97,7 @@ def tokenize(
     targets = token_ids([example.target for example in examples], tokenizer)
     end, start = tokenizer.eos_token_id, start_id(tokenizer)
     return [
-        joined(
+        join_prompt_and_target(
             prompt,
             [*target, end],
             max_length,
@@ -109,8 +109,8 @@ def tokenize(
     ]
 
 
-def joined(
-    prompt: Prompt,
+def join_prompt_and_target(
+    prompt: TokenizedPrompt,
     target: list[int],
     max_length: int,
     *,
@@ -145,7 +145,7 @@ def joined(
 
 
 def cut_prompts(
-    prompts: Sequence[Prompt], max_length: int, max_new_tokens: int = 0
+    prompts: Sequence[TokenizedPrompt], max_length: int, max_new_tokens: int = 0
 ) -> list[list[int]]:
     """Returns each prompt in tokens, cut as in ``tokenize`` with room for an answer.
 
@@ -179,7 +179,7 @@ def cuttable_prompts(
     examples: Sequence[Example],
     tokenizer: PreTrainedTokenizerBase,
     special_tokens: Sequence[str] = (),
-) -> list[Prompt]:
+) -> list[TokenizedPrompt]:
     """Returns the examples' prompts, not yet cut; their targets are not read."""
     opening = opening_ids(tokenizer)
     start = opening or [start_id(tokenizer)]
@@ -188,7 +188,7 @@ def cuttable_prompts(
         token_ids([part[index] for part in parts], tokenizer, special_tokens) for index in range(3)
     )
     return [
-        Prompt(
+        TokenizedPrompt(
             start=(start if example.after_start else opening) + lead,
             record=record,
             separator=sep,

@@ -1,4 +1,4 @@
-"""Records before they are encoded: packed in memory, held out by a keyed hash, grouped by unit.
+"""Store training records compactly, hold some of them out by a secret key, group them by unit.
 
 - `PackedRecords`: every record is read before a run is planned, and none is encoded before that. As
   Python objects ten million records of 50 tokens take 6 GB; packed by ``marshal`` they take 2.7 GB,

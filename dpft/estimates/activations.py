@@ -1,4 +1,4 @@
-"""Estimate of the activation memory of a micro-batch, from a forward pass on fake tensors.
+"""Estimate the activation memory of a micro-batch by a forward pass on fake tensors.
 
 The model runs on fake tensors, which have shapes and no values, so that what autograd saves for the
 backward pass is counted and not guessed: attention with its scores or without, dropout's masks,

@@ -1,4 +1,4 @@
-"""Estimate of each process's peak memory, from shapes.
+"""Estimate the peak memory of each process from the shapes of the model.
 
 A process always holds weights and, after its first step, the optimizer's state. On top of them
 comes what one of four moments of a step needs; the largest of them is the peak: the clipper's

@@ -1,4 +1,4 @@
-"""The sections ``eval`` and ``metrics``: which split is scored, and whether scores are public."""
+"""The configuration sections ``eval`` and ``metrics``, and whether a split's scores are public."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Evaluation: scores of a model, or of a file of predictions, on a split of a task.
+"""Evaluate a model, or a file of predictions, on a split: predict, then compute metrics.
 
 One prediction is written per distinct input and compared to all of the input's references.
 Metrics say what they read (texts, likelihoods); what nothing can supply, such as likelihoods for a
@@ -168,17 +168,17 @@ class Group:
 
 
 def group_examples(examples: Sequence[Example], *, limit: int | None = None) -> list[Group]:
-    """Returns the groups in the order in which each first occurs, ``limit`` at most."""
+    """Return at most ``limit`` groups, in the order of their first occurrence."""
     members: dict[str, list[Example]] = {}
     for example in examples:
         members.setdefault(example.group, []).append(example)
-    groups = [Group(input=name, examples=tuple(found)) for name, found in members.items()]
+    groups = [Group(input=name, examples=tuple(group)) for name, group in members.items()]
     return groups[:limit]
 
 
 def _as_read(group: Group, outputs: "ModelOutputs") -> Group:
     """Return the group with the references that a perfect model would generate."""
-    examples = (replace(each, target=outputs.reference(each)) for each in group.examples)
+    examples = (replace(example, target=outputs.reference(example)) for example in group.examples)
     return replace(group, examples=tuple(examples))
 
 
@@ -272,7 +272,7 @@ class TextAnswers(Answers):
             TEXTS: {"predictions": list(texts), "references": references}
         }
         predicted = task.spelt_labels(texts)
-        gold = task.spelt_labels([each[0] for each in references])
+        gold = task.spelt_labels([targets[0] for targets in references])
         if predicted is not None and gold is not None:
             columns[LABELS] = {"predicted": predicted, "gold": gold}
         predictions = tuple(
@@ -471,7 +471,7 @@ def evaluate_model(
     answers = ANSWERS[task.answers]
     chosen = answers.to_score(task, examples, config, name)
     scored = answers.of_model(task, chosen, outputs, decode, on_progress)
-    if not outputs.ranks.is_first:
+    if not outputs.ranks.is_rank_0:
         scored = Scored(count=scored.count, predictions=(), columns={})
     return _evaluation(task, name, stage, scored, metrics)
 
@@ -498,19 +498,19 @@ def evaluate_parts(
 
 
 def mean_of(evaluations: Sequence[Evaluation], split: str) -> Evaluation:
-    """Returns the mean of each score over parts of a split, each part counting alike.
+    """Return the mean of each score over parts of a split; all parts have the same weight.
 
-    A metric without a value for one of them has none.
+    A metric that has no value for one of the parts is omitted.
     """
     first, others = evaluations[0], evaluations[1:]
-    named = [name for name in first.metrics if all(name in each.metrics for each in others)]
+    named = [name for name in first.metrics if all(name in other.metrics for other in others)]
     return Evaluation(
         task=first.task,
         split=split,
-        examples=sum(each.examples or 0 for each in evaluations),
+        examples=sum(evaluation.examples or 0 for evaluation in evaluations),
         stage=first.stage,
         metrics={
-            name: sum(each.metrics[name] for each in evaluations) / len(evaluations)
+            name: sum(evaluation.metrics[name] for evaluation in evaluations) / len(evaluations)
             for name in named
         },
         not_computed={},

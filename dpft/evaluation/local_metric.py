@@ -1,4 +1,4 @@
-"""Metrics as local ``evaluate.Metric`` classes: instantiated, never fetched.
+"""Wrap metrics as local ``evaluate.Metric`` classes, which are never downloaded.
 
 It stands apart because importing ``evaluate`` costs five seconds; import it only to score.
 """

@@ -1,4 +1,4 @@
-"""Model outputs on a split: generated texts, labels, and likelihoods of references.
+"""Run a model on a split: generate texts, predict labels, compute likelihoods of references.
 
 It stands apart from ``evaluate`` because it alone needs torch.
 """
@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from dpft.constants import SEQ2SEQ
 from dpft.data.batches import Batch
-from dpft.data.corpora import CorpusEncoding
+from dpft.data.corpus_objectives import (
+    CorpusEncoding,
+)
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.errors import InputError
 from dpft.generation.decoding import (
@@ -21,7 +24,6 @@ from dpft.generation.decoding import (
     evaluation_mode,
     generate_texts,
 )
-from dpft.kinds import SEQ2SEQ
 from dpft.models.architecture import max_positions
 from dpft.models.losses import answer_values, token_hits, token_nll
 from dpft.parallel.ranks import ALONE, Ranks, in_turn, put_together
@@ -69,7 +71,7 @@ class ModelOutputs:
         on_batch: Callable[[int], None],
         draws: Draws | None = None,
     ) -> list[str]:
-        """Returns the model's text for the prompt of each example.
+        """Return the model's text for the prompt of each example.
 
         A prompt is cut to ``max_length``, or shorter where the model's positions end before
         prompt and answer do.
@@ -97,10 +99,10 @@ class ModelOutputs:
             max_new_tokens=decode.max_new_tokens,
         )
         places = range(len(examples)) if draws is None else draws.places
-        own = Draws(
+        local_draws = Draws(
             places=[places[at] for at in mine], attempt=0 if draws is None else draws.attempt
         )
-        with self.ranks.settled():
+        with self.ranks.failing_together():
             texts = generate_texts(
                 self.model,
                 encoding.tokenizer,
@@ -108,7 +110,7 @@ class ModelOutputs:
                 config=decode,
                 batch_size=self.batch_size,
                 on_batch=self._of_all(on_batch),
-                draws=own,
+                draws=local_draws,
                 sentinels=encoding.asked_sentinels,
                 answer_ids=encoding.answer_ids,
             )
@@ -143,16 +145,16 @@ class ModelOutputs:
         examples: Sequence[Example],
         on_batch: Callable[[int], None],
     ) -> tuple[list[Any], list[int]]:
-        """Returns two numbers of each target, in no particular order."""
-        found: tuple[list[Any], list[int]] = ([], [])
+        """Return two numbers for each target, in no particular order."""
+        columns: tuple[list[Any], list[int]] = ([], [])
         mine = in_turn(len(examples), self.ranks)
         targets = [replace(examples[at], learns_prompt=False) for at in mine]
-        with self.ranks.settled():
+        with self.ranks.failing_together():
             for _, batch in self._batches(targets):
-                for numbers, more in zip(found, measure(self.model, batch), strict=True):
+                for numbers, more in zip(columns, measure(self.model, batch), strict=True):
                     numbers.extend(more.tolist())
                 self._of_all(on_batch)(len(batch))
-        return put_together(found[0], self.ranks), put_together(found[1], self.ranks)
+        return put_together(columns[0], self.ranks), put_together(columns[1], self.ranks)
 
     def answers(
         self, examples: Sequence[LabeledExample | LabeledImage], on_batch: Callable[[int], None]
@@ -164,7 +166,7 @@ class ModelOutputs:
         """
         mine = [examples[at] for at in in_turn(len(examples), self.ranks)]
         answers: dict[int, list[float]] = {}
-        with self.ranks.settled():
+        with self.ranks.failing_together():
             for indices, batch in self._batches(mine):
                 values = answer_values(self.model, batch)
                 answers.update(zip(indices, values.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Predictions as files: predictions.jsonl and samples.md written, any system's outputs read.
+"""Write predictions.jsonl and samples.md, and read files of predictions from any system.
 
 Three forms are read, each also gzipped. Their texts may be private, so no error quotes them.
 
@@ -64,7 +64,7 @@ def read_predictions(
     repair: Callable[[str], str] = str,
     limit: int | None = None,
 ) -> list[str]:
-    """Returns the file's predictions in the order of the inputs.
+    """Return the predictions of a file, in the order of the inputs.
 
     Args:
         path: A .jsonl, .tsv or .txt file, or one of these with .gz after it.
@@ -91,14 +91,14 @@ def read_predictions(
             )
         return [repair(line) for line in lines[: len(wanted)]]
     rows = _ROW_READERS[kind](path, [repair(line) for line in lines])
-    found = _rows_by_input(path, rows, {repair(name).strip() for name in inputs}, repair)
+    rows_by_input = _rows_by_input(path, rows, {repair(name).strip() for name in inputs}, repair)
     names = [repair(name).strip() for name in wanted]
-    if any(name not in found for name in names):
+    if any(name not in rows_by_input for name in names):
         raise InputError(
             f"{path}: predictions must have one for each distinct input of the split, got none for"
             " some of them."
         )
-    return [found[name].prediction for name in names]
+    return [rows_by_input[name].prediction for name in names]
 
 
 def _lines(path: Path) -> list[str]:
@@ -127,24 +127,24 @@ def _bytes(path: Path) -> bytes:
 
 
 def _rows_by_input(
-    path: Path, rows: Iterator[_Row], known: set[str], repair: Callable[[str], str]
+    path: Path, rows: Iterator[_Row], inputs: set[str], repair: Callable[[str], str]
 ) -> dict[str, _Row]:
-    """Returns the row of each repaired input, all of them known and none there twice."""
-    found: dict[str, _Row] = {}
+    """Return the row of each repaired input; reject an unknown or repeated input."""
+    rows_by_input: dict[str, _Row] = {}
     for row in rows:
         name = repair(row.input).strip()
-        if name not in known:
+        if name not in inputs:
             raise InputError(
                 f"{path}:{row.line}: an input must be one of the split's, got another; check"
                 " eval.split and the task."
             )
-        if name in found:
+        if name in rows_by_input:
             raise InputError(
                 f"{path}:{row.line}: an input must have one prediction, got a second one"
-                f" (the first is in line {found[name].line})."
+                f" (the first is in line {rows_by_input[name].line})."
             )
-        found[name] = row
-    return found
+        rows_by_input[name] = row
+    return rows_by_input
 
 
 def _tsv_rows(path: Path, lines: list[str]) -> Iterator[_Row]:

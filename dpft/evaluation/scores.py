@@ -1,4 +1,4 @@
-"""metrics.json: the scores of a run."""
+"""The content of metrics.json: the scores of a run."""
 
 from collections.abc import Mapping
 from typing import Literal

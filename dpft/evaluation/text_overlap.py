@@ -1,4 +1,4 @@
-"""Near duplicates of texts.
+"""Find near-duplicate texts.
 
 Two texts are near duplicates if their sets of n-grams of ``NGRAM`` words have a Jaccard similarity
 of at least ``THRESHOLD``, as in NearDup of Lee et al. 2021 (arXiv 2107.06499, section 4.2), without
@@ -84,26 +84,28 @@ class NearDuplicates:
             self._index.insert(number, hashed)
 
     def near(self, texts: Sequence[str]) -> list[bool]:
-        """Returns for each text whether one of those held is near to it, or equal."""
+        """Return for each text whether an indexed text is a near duplicate of it, or equal."""
         grams = [grams_of(text) for text in texts]
-        known: dict[Grams, bool] = {}
+        is_near: dict[Grams, bool] = {}
         distinct = list(dict.fromkeys(grams))
         for one, hashed in zip(distinct, self._hashed(distinct), strict=True):
-            known[one] = any(self._is_near(one, at) for at in self._index.query(hashed))
-        return [known[one] for one in grams]
+            is_near[one] = any(self._is_near(one, at) for at in self._index.query(hashed))
+        return [is_near[one] for one in grams]
 
     def repeated(self, texts: Sequence[str]) -> list[bool]:
-        """Returns for each of the texts held whether another of them is near to it, or equal."""
+        """Return for each indexed text whether another is a near duplicate of it, or equal."""
         grams = [grams_of(text) for text in texts]
         counts: dict[Grams, int] = {}
         for one in grams:
             counts[one] = counts.get(one, 0) + 1
-        known = {one: True for one, count in counts.items() if count > 1}
+        is_repeated = {one: True for one, count in counts.items() if count > 1}
         single = [one for one, count in counts.items() if count == 1]
         for one, hashed in zip(single, self._hashed(single), strict=True):
-            found = self._index.query(hashed)
-            known[one] = any(self._grams[at] != one and self._is_near(one, at) for at in found)
-        return [known[one] for one in grams]
+            candidates = self._index.query(hashed)
+            is_repeated[one] = any(
+                self._grams[at] != one and self._is_near(one, at) for at in candidates
+            )
+        return [is_repeated[one] for one in grams]
 
     def _is_near(self, one: Grams, at: int) -> bool:
         return jaccard(one, self._grams[at]) >= THRESHOLD

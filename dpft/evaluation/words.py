@@ -1,4 +1,4 @@
-"""Words of texts in any language, as the metrics compare them.
+"""Split texts of any language into words for metrics.
 
 The scorers of English benchmarks split a text at blanks, and some drop every character outside of
 ASCII. For ``task.language=en``, which the published tasks set, the words are exactly theirs. For

@@ -1,4 +1,4 @@
-"""Decoding: prompts to texts in batches, which do not change the texts.
+"""Decode texts for prompts in batches (greedy, beam, nucleus); batching does not change a text.
 
 Prompts of like lengths are together (`batches_by_tokens`) and padded on the left (on the right for
 a seq2seq model); the attention mask goes along and ``generate`` derives the position ids from it,
@@ -261,11 +261,11 @@ def _processors(
     root = root_seed(config.seed)
 
     def processors(indices: Sequence[int], before: int) -> "LogitsProcessorList":
-        found = repetition_processors(
+        batch_processors = repetition_processors(
             before, ngram=config.no_repeat_ngram_size, penalty=config.repetition_penalty
         )
         if sentinels:
-            found.append(
+            batch_processors.append(
                 GapFilling(
                     [gaps[index] for index in indices],
                     sentinels=sentinels,
@@ -277,8 +277,10 @@ def _processors(
         if config.draws:
             places = [draws.places[index] for index in indices]
             numbers = uniforms(root, places, config.max_new_tokens, attempt=draws.attempt)
-            found += nucleus_processors(numbers, top_p=config.top_p, temperature=config.temperature)
-        return found
+            batch_processors += nucleus_processors(
+                numbers, top_p=config.top_p, temperature=config.temperature
+            )
+        return batch_processors
 
     return processors
 
@@ -346,7 +348,7 @@ def _text(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prefix:
+class DecodingPrompt:
     """A text that a model is to write on."""
 
     read: tuple[int, ...]
@@ -360,7 +362,7 @@ class Prefix:
 def continuations(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
-    beginnings: Sequence[Prefix],
+    beginnings: Sequence[DecodingPrompt],
     *,
     batch_size: int,
     on_batch: Callable[[int], None] | None = None,
@@ -402,12 +404,13 @@ def continuations(
     return written
 
 
-def _alike(beginnings: Sequence[Prefix]) -> list[list[int]]:
-    """Returns the places of those that lack equally much and are begun as far, the longest first.
+def _alike(beginnings: Sequence[DecodingPrompt]) -> list[list[int]]:
+    """Return groups of places with equally many new and equally many decoder tokens.
 
-    A decoder's own tokens are not padded.
+    The groups with the most new tokens come first. Decoder tokens are not padded.
     """
     groups: dict[tuple[int, int], list[int]] = {}
-    for at, each in enumerate(beginnings):
-        groups.setdefault((each.max_new_tokens, len(each.decoder_tokens)), []).append(at)
+    for at, beginning in enumerate(beginnings):
+        key = (beginning.max_new_tokens, len(beginning.decoder_tokens))
+        groups.setdefault(key, []).append(at)
     return [groups[key] for key in sorted(groups, reverse=True)]

@@ -1,4 +1,4 @@
-"""Logits processors of decoding: nucleus sampling, repetition, gaps; one prefill for all beams.
+"""Logits processors for decoding: nucleus sampling, repetition penalties, filling gaps, prefill.
 
 - **Nucleus sampling** (Holtzman et al. 2020, arXiv 1904.09751): transformers' own draws for a whole
   batch from torch's global generator, so that a text would depend on the texts beside it, and
@@ -86,13 +86,13 @@ class _Choice(LogitsProcessor):
 
 
 def repetition_processors(before: int, *, ngram: int, penalty: float) -> LogitsProcessorList:
-    """Returns processors against repetition; an empty list where all may repeat."""
-    found: list[LogitsProcessor] = []
+    """Return processors against repetition; an empty list if every token may repeat."""
+    processors: list[LogitsProcessor] = []
     if penalty != 1:
-        found.append(_OfWritten(RepetitionPenaltyLogitsProcessor(penalty), before))
+        processors.append(_OfWritten(RepetitionPenaltyLogitsProcessor(penalty), before))
     if ngram:
-        found.append(_OfWritten(NoRepeatNGramLogitsProcessor(ngram), before))
-    return LogitsProcessorList(found)
+        processors.append(_OfWritten(NoRepeatNGramLogitsProcessor(ngram), before))
+    return LogitsProcessorList(processors)
 
 
 class _OfWritten(LogitsProcessor):
@@ -102,12 +102,12 @@ class _OfWritten(LogitsProcessor):
         self._inner, self._before = inner, before
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Returns the logits, shape (b, v), as ``inner`` makes them of the written tokens."""
+        """Return the logits, shape (b, v), that ``inner`` computes from the generated tokens."""
         written = input_ids[:, self._before :]
         if not written.shape[1]:
             return scores
-        made: Tensor = self._inner(written, scores)
-        return made
+        processed: Tensor = self._inner(written, scores)
+        return processed
 
 
 NEVER = float("-inf")
@@ -149,11 +149,11 @@ class GapFilling(LogitsProcessor):
         self._longest = [(max_new_tokens - 1) // count - 1 for count in gaps]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Returns the logits, shape (b * k, v); sentinels and end only where they may follow."""
+        """Return the logits, shape (b * k, v); sentinels and end only where they may follow."""
         beams = len(scores) // len(self._gaps)
         marks = [*self._sentinels, self._end]
-        made = scores.clone()
-        made[:, marks] = NEVER
+        masked = scores.clone()
+        masked[:, marks] = NEVER
         for row, tokens in enumerate(input_ids[:, self._before :].tolist()):
             prompt = row // beams
             places = [at for at, token in enumerate(tokens) if token in self._sentinels]
@@ -161,11 +161,11 @@ class GapFilling(LogitsProcessor):
             is_last = len(places) >= self._gaps[prompt]
             following = self._end if is_last else self._sentinels[len(places)]
             if not places or length >= self._longest[prompt]:
-                made[row] = NEVER
-                made[row, following] = 0
+                masked[row] = NEVER
+                masked[row, following] = 0
             elif length:
-                made[row, following] = scores[row, marks].logsumexp(dim=0)
-        return made
+                masked[row, following] = scores[row, marks].logsumexp(dim=0)
+        return masked
 
 
 DIMENSIONS = {
@@ -184,16 +184,18 @@ DIMENSIONS = {
 
 @contextmanager
 def prompts_read_once(model: nn.Module, num_beams: int) -> Iterator[None]:
-    """Has the first forward pass of one ``generate`` read each prompt once for all its beams.
+    """Let the first forward pass of one ``generate`` read each prompt once for all its beams.
 
     A model that is given, or keeps, something else than rows and a cache reads every copy, as
-    without this.
+    without this context manager.
 
     Args:
         model: A language model, or a wrapper around one (peft).
         num_beams: Copies that ``generate`` makes of each prompt, k.
     """
-    reader = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
+    reader = next(
+        (module for module in model.modules() if isinstance(module, PreTrainedModel)), None
+    )
     if reader is None or num_beams == 1:
         yield
         return

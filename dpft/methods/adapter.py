@@ -24,8 +24,8 @@ from dpft.methods.base import (
     norm_parameters,
     train_only,
 )
+from dpft.non_text_modules import idle_modules, is_inside
 from dpft.strict_model import AtLeastOne
-from dpft.text_parts import idle_modules, is_inside
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""Folders of adapters: what a method added to a frozen model and trained, saved and loaded.
+"""Save and load the folder of an adapter: the parameters that a method added to a frozen base.
 
 Methods of dpft's own write safetensors and JSON (`save_trained`), so that nothing is unpickled
 (docs/dev/design.md, rule 11). Methods of peft write what plain peft loads (`save_adapter`), and
@@ -150,7 +150,11 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     adapted.peft_config[adapted.active_adapter].base_model_name_or_path = source
     # False: "auto" asks the hub for the base's vocabulary; a trained embedding is added below
     adapted.save_pretrained(folder, save_embedding_layers=False)
-    added = _also_trained(model)
+    added = {  # trained weights of the base itself, by their names in peft's model
+        name: parameter.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and not _is_pefts(name)
+    }
     if added:
         weights = folder / PEFT_WEIGHTS
         partial = weights.with_name(f".{weights.name}.partial")
@@ -196,15 +200,6 @@ def address(folder: Path) -> str:
     """
     path, here = folder.resolve(), Path.cwd().resolve()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def _also_trained(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the trained weights of the base itself, by their names in peft's model."""
-    return {
-        name: parameter.detach().cpu().contiguous()
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and not _is_pefts(name)
-    }
 
 
 def _is_pefts(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Base of fine-tuning methods: prepares a model, and names the parameters that train.
+"""Base class of fine-tuning methods: prepare a model and choose its trainable parameters.
 
 Adding a method is a module here whose class registers itself in ``METHODS``, a YAML in conf/method
 and a test. A run asks a method, in this order: ``prepare`` once; ``phases`` for its plan; then in
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dpft.config.section import Section
 from dpft.errors import InputError
-from dpft.kinds import Registry
+from dpft.non_text_modules import idle_modules, is_inside
+from dpft.registry import Registry
 from dpft.strict_model import Count, StrictModel
-from dpft.text_parts import idle_modules, is_inside
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,4 +1,4 @@
-"""BiTFiT: biases train and nothing else; nothing is added (Bu et al. 2022, arXiv 2210.00036).
+"""BiTFiT: only the biases are trained (Bu et al. 2022, arXiv 2210.00036).
 
 What is a bias is what the published shares count (Table 12): every parameter called ``bias``, of
 dense layers, convolutions and norms, of the body and of a new head. BEiT has two more, of its

@@ -1,4 +1,4 @@
-"""Modules that methods put into a model: bottleneck adapters, and RGP's reparametrized layers.
+"""Layers that methods insert into a model: bottleneck adapters and RGP's low-rank layers.
 
 They stand apart from the methods (``adapter``, ``compacter``, ``rgp``) because a method is a part
 of the configuration, which is read before torch is imported.
@@ -12,8 +12,8 @@ from transformers.pytorch_utils import Conv1D
 
 from dpft.errors import InputError
 from dpft.methods.base import input_embeddings
+from dpft.non_text_modules import idle_modules, is_inside
 from dpft.parallel.sharding import cut_like, whole
-from dpft.text_parts import idle_modules, is_inside
 
 INITIAL_STD = 1e-2
 """Houlsby et al. 2019, section 3.6: a normal truncated at two standard deviations; the adapter is
@@ -181,7 +181,9 @@ class ReparametrizedLinear(nn.Module):
         update = self._dense(weight - self.initial_weight)
         if not bool(update.any()):
             update = self._dense(weight)
-        right = _start(whole(self.right.weight))
+        generator = torch.Generator().manual_seed(0)  # the same for everybody: not secret
+        like = whole(self.right.weight)
+        right = torch.randn(like.shape, generator=generator).to(like)
         for _ in range(iterations):
             left = torch.linalg.qr(update @ right.t()).Q
             right = left.t() @ update
@@ -257,9 +259,3 @@ def _bare_linear(inputs: int, outputs: int, *, like: Tensor) -> nn.Linear:
     )
     nn.init.zeros_(layer.weight)
     return layer
-
-
-def _start(like: Tensor) -> Tensor:
-    """Returns the power method's start, standard normal, the same for everybody: not secret."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(like.shape, generator=generator).to(like)

@@ -1,4 +1,4 @@
-"""Linear probing: the head trains, the body is frozen (Kornblith et al. 2019; Bu et al. 2022)."""
+"""Linear probing: only the head is trained (Kornblith et al. 2019; Bu et al. 2022)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""LoRA: a low-rank change beside chosen weight matrices (Hu et al. 2021, arXiv 2106.09685).
+"""LoRA: trainable low-rank updates of chosen weight matrices (Hu et al. 2021, arXiv 2106.09685).
 
 A frozen weight W acts as ``W + alpha / rank * B A``; A (rank, d) is random, B (p, rank) is zero, so
 training starts at the base model. Rank-stabilized LoRA divides alpha by the square root of the rank
@@ -15,8 +15,8 @@ from pydantic import Field
 from dpft.errors import InputError
 from dpft.methods.base import METHODS, original_name
 from dpft.methods.peft_method import PeftMethod
+from dpft.non_text_modules import idle_modules
 from dpft.strict_model import AtLeastOne, Positive
-from dpft.text_parts import idle_modules
 
 if TYPE_CHECKING:
     from peft import PeftConfig, TaskType

@@ -1,4 +1,4 @@
-"""The normalization layers train (the second baseline of Houlsby et al. 2019, arXiv 1902.00751)."""
+"""Only the normalization layers are trained (Houlsby et al. 2019, arXiv 1902.00751)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Base of methods built on peft: one adapter, trained on a frozen base and saved alone."""
+"""Base class of methods that use peft: one adapter on a frozen base, saved without the base."""
 
 from abc import abstractmethod
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Prefix tuning: trained keys and values before every layer's own (Li & Liang 2021, 2101.00190).
+"""Prefix tuning: trained keys and values before each layer's own (Li & Liang 2021, 2101.00190).
 
 The prefix is the output of a small network on a trained embedding (the reparametrisation); it is
 dropped when the adapter is saved, which holds the keys and values themselves. In an encoder-decoder

@@ -1,4 +1,4 @@
-"""The top blocks train: ``top2`` of Li et al. 2022 (arXiv 2110.05679, table 2)."""
+"""Only the top two blocks are trained: ``top2`` of Li et al. 2022 (arXiv 2110.05679, table 2)."""
 
 from typing import TYPE_CHECKING
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from dpft.errors import InputError
 from dpft.methods.base import METHODS, Method, MethodPhase
 from dpft.methods.bitfit import bias_names
+from dpft.non_text_modules import idle_modules, is_inside
 from dpft.strict_model import Positive
-from dpft.text_parts import idle_modules, is_inside
 
 if TYPE_CHECKING:
     from torch import nn

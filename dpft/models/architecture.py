@@ -1,4 +1,4 @@
-"""A model's config.json, read once: how many positions it has, and which head answers a task.
+"""Read a model's config.json: its kind, its number of positions, and the head for a task.
 
 transformers' configuration is mutable, and a head writes its classes into it: nobody is given the
 one that was read, each gets a copy.
@@ -42,8 +42,16 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.auto import modeling_auto
 
+from dpft.constants import (
+    CAUSAL,
+    CLASSIFIER,
+    IMAGE_CLASSIFIER,
+    LANGUAGE_KINDS,
+    MASKED,
+    SEQ2SEQ,
+    Head,
+)
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
 from dpft.models.source import (
     MEAN,
     TOKENIZER_FILES,

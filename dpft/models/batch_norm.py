@@ -1,4 +1,4 @@
-"""GroupNorm in the place of BatchNorm, and standardized convolutions: explicit changes of a model.
+"""Replace BatchNorm by GroupNorm, and standardize convolutions, to train a model per example.
 
 BatchNorm normalizes an example by the others of its batch, so no example has a gradient of its own
 (docs/dev/design.md, rule 3). GroupNorm normalizes each by itself (Wu and He 2018, arXiv

@@ -1,4 +1,4 @@
-"""Lazy checkpoint weights for sharded runs: each rank reads only the rows that it owns.
+"""Read checkpoint weights lazily for sharded runs: each rank reads only its own rows.
 
 A model is loaded as always, but with stand-ins in the place of the checkpoint's weights: tensors of
 their shapes that lie in a handful of NaNs. So whatever the checkpoint lacks gets the very values

@@ -1,4 +1,4 @@
-"""Models and tokenizers from the hub, a folder or the package, in float32; tokens that a task adds.
+"""Load models and tokenizers from the hub or a folder, and add a task's tokens to them.
 
 Parameters are float32 whatever the checkpoint's precision (speed comes from autocast). The row of a
 token that a task adds is the mean of the rows of the tokens that its name reads as ("speaker1" for
@@ -27,9 +27,17 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from dpft.constants import (
+    CAUSAL,
+    CLASSIFIER,
+    IMAGE_CLASSIFIER,
+    LANGUAGE_KINDS,
+    MASKED,
+    SEQ2SEQ,
+    Head,
+)
 from dpft.errors import InputError
 from dpft.independence_check import check_model, fix_rotary_scale
-from dpft.kinds import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, LANGUAGE_KINDS, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import (
     Architecture,
     PooledClassifier,
@@ -52,7 +60,7 @@ from dpft.models.source import (
     origin,
     source,
 )
-from dpft.text_parts import idle_modules, is_inside, is_multimodal
+from dpft.non_text_modules import idle_modules, is_inside, is_multimodal
 
 STATISTICS = (".running_mean", ".running_var", ".num_batches_tracked")
 """Names of what a BatchNorm knows of its batches, as they end."""

@@ -1,4 +1,4 @@
-"""Per-example losses, from a model's outputs and labels alone.
+"""Compute per-example losses from a model's outputs and labels.
 
 They stand apart because privacy rests on them: the ``loss`` a Hugging Face model returns is a mean
 over the tokens of the whole batch, so one example's loss would depend on its neighbors. Here it
@@ -15,10 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpft.kinds import ATTRIBUTES, CAUSAL, CLASSIFIER, IGNORED_LABEL, SCORE, SEQ2SEQ, TEXT
+from dpft.constants import (
+    ATTRIBUTES,
+    CAUSAL,
+    CLASSIFIER,
+    IGNORED_LABEL,
+    SCORE,
+    SEQ2SEQ,
+    TEXT,
+)
 
 
-class Batch(Protocol):
+class LabeledBatch(Protocol):
     """The fields of a batch that losses read, such as a ``dpft.data.batches.Batch``."""
 
     @property
@@ -58,7 +66,7 @@ class Batch(Protocol):
         """Whether the attention mask is known to have zeros."""
 
 
-def per_example_losses(model: nn.Module, batch: Batch) -> Tensor:
+def per_example_losses(model: nn.Module, batch: LabeledBatch) -> Tensor:
     """Returns each example's loss.
 
     A text's is the cross-entropy averaged over its own target tokens, by what each of them counts
@@ -77,7 +85,7 @@ def per_example_losses(model: nn.Module, batch: Batch) -> Tensor:
     return losses if batch.weights is None else losses * batch.weights.to(losses.dtype)
 
 
-def _losses(model: nn.Module, batch: Batch) -> Tensor:
+def _losses(model: nn.Module, batch: LabeledBatch) -> Tensor:
     """Return each example's loss before it is weighted, shape (b,)."""
     if batch.answer == TEXT:
         return _nll(model, batch, mean=True)[0]
@@ -93,7 +101,7 @@ def _losses(model: nn.Module, batch: Batch) -> Tensor:
     return -(labels * outputs.log_softmax(dim=1)).sum(dim=1)
 
 
-def answer_logits(model: nn.Module, batch: Batch) -> Tensor:
+def answer_logits(model: nn.Module, batch: LabeledBatch) -> Tensor:
     """Returns the logits of label words or classes, or a score.
 
     Returns:
@@ -109,7 +117,7 @@ def answer_logits(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def answer_values(model: nn.Module, batch: Batch) -> Tensor:
+def answer_values(model: nn.Module, batch: LabeledBatch) -> Tensor:
     """Returns a model's answers as numbers, shape (b, k), float32 at least.
 
     Probabilities of label words or classes, a probability of each attribute, or a score.
@@ -121,7 +129,7 @@ def answer_values(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def token_nll(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+def token_nll(model: nn.Module, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
     """Returns each example's summed negative log-likelihood and its number of target tokens.
 
     Perplexity over a data set is ``exp(sum of the first / sum of the second)``.
@@ -133,7 +141,7 @@ def token_nll(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def token_hits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+def token_hits(model: nn.Module, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
     """Returns how many target tokens are a model's likeliest ones, and how many there are.
 
     Returns:
@@ -145,7 +153,7 @@ def token_hits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def token_logits(model: nn.Module, batch: Batch) -> Tensor:
+def token_logits(model: nn.Module, batch: LabeledBatch) -> Tensor:
     """Returns the logits of a language model at each position, shape (b, t, v), float32.
 
     A causal model says at each place what comes at the next, a seq2seq one what stands there.
@@ -153,7 +161,7 @@ def token_logits(model: nn.Module, batch: Batch) -> Tensor:
     return _full_precision(_logits(model, batch))
 
 
-def _logits(model: nn.Module, batch: Batch) -> Tensor:
+def _logits(model: nn.Module, batch: LabeledBatch) -> Tensor:
     # A cache is of no use where nothing is generated, and costs memory.
     options: dict[str, Any] = {"use_cache": False} if batch.kind in (CAUSAL, SEQ2SEQ) else {}
     with masks_known_to_matter(batch):
@@ -165,7 +173,7 @@ MAY_BE_LEFT_OUT = {"allow_is_causal_skip", "allow_is_bidirectional_skip"}
 
 
 @contextmanager
-def masks_known_to_matter(batch: Batch) -> Iterator[None]:
+def masks_known_to_matter(batch: LabeledBatch) -> Iterator[None]:
     """Spare an accelerator the questions whether a padded batch's mask could be left out.
 
     A mask without zeros is left out, for a faster kernel. To see one, transformers reads from the
@@ -191,7 +199,7 @@ def masks_known_to_matter(batch: Batch) -> Iterator[None]:
         MAKERS["sdpa"] = original
 
 
-def _nll(model: nn.Module, batch: Batch, *, mean: bool) -> tuple[Tensor, Tensor]:
+def _nll(model: nn.Module, batch: LabeledBatch, *, mean: bool) -> tuple[Tensor, Tensor]:
     """Returns each example's sum or mean over its target tokens, and how many they are."""
     labels = _predicted(batch)
     tokens = (labels != IGNORED_LABEL).sum(dim=1)
@@ -205,7 +213,7 @@ def _nll(model: nn.Module, batch: Batch, *, mean: bool) -> tuple[Tensor, Tensor]
     return nll / tokens.clamp(min=1) if mean else nll, tokens
 
 
-def _predicted(batch: Batch) -> Tensor:
+def _predicted(batch: LabeledBatch) -> Tensor:
     """Returns the labels where they are predicted, shape (b, t)."""
     if batch.kind == CLASSIFIER:
         raise ValueError(f"a {batch.kind} model writes no texts.")

@@ -1,4 +1,4 @@
-"""Frozen weights in 4 or 8 bits under adapters that train (QLoRA, Dettmers et al. 2023).
+"""Quantize frozen weights to 4 or 8 bits below a trained adapter (QLoRA, Dettmers et al. 2023).
 
 ``model.quantization=nf4`` holds each weight of a linear layer in four bits, sixteen levels at equal
 quantiles of a normal, with a scale for each 64 of them that is itself held in eight bits

@@ -1,4 +1,4 @@
-"""Model sources: hub, folder or package; the section ``model``, and checks of its files.
+"""The configuration section ``model``: where a model comes from, and checks of its files.
 
 Weights are safetensors: nothing in a checkpoint is unpickled or executed (docs/dev/design.md, rule
 11).
@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from dpft.config.section import Section
 from dpft.errors import InputError
-from dpft.machine import hub_is_reachable
+from dpft.hub import hub_is_reachable
 from dpft.model_digest import ADAPTER
 from dpft.run_folder import is_base_model
 

@@ -1,1 +1,1 @@
-"""Many processes of one run: what passes between them. Alone imports torch.distributed."""
+"""Many processes of one run; the only package that imports torch.distributed."""

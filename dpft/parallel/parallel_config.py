@@ -1,4 +1,4 @@
-"""The sections ``parallel`` and ``launch``, and how reports describe a run's processes.
+"""The configuration sections ``parallel`` and ``launch``.
 
 ``parallel``: how many processes share a run, and how they find each other. ``launch``: whether
 ``dpft train`` starts them itself. Nothing here imports torch.

@@ -1,4 +1,4 @@
-"""How the processes of a run start and meet: torch's elastic agent, and torch's process group.
+"""Start the processes of a run with torch's elastic agent, and join torch's process group.
 
 ``launch`` (``launch=local``) starts the processes on this machine by torch's own elastic agent, of
 which torchrun is made: it watches the processes, ends all of them once one has ended, and starts

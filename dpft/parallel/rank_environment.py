@@ -1,4 +1,4 @@
-"""What a process learns of its rank from its environment, and SIGTERM as a request, without torch.
+"""Read a process's rank from its environment, and handle SIGTERM, without importing torch.
 
 Three things rest on it. All processes of a run but rank 0 print nothing: rank 0 says what there is
 to say. And a task of a job that submitit started, on Slurm or on this machine, takes its place
@@ -97,7 +97,7 @@ PORTS = range(20_000, 32_768)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class SubmittedTask:
     """One of the processes of a job."""
 
     job: str
@@ -126,14 +126,14 @@ class Task:
         return {name: str(value) for name, value in values.items()}
 
 
-def submitted_task() -> Task | None:
+def submitted_task() -> SubmittedTask | None:
     """Return this process's place in a job of submitit, or None if submitit did not start it."""
     if os.environ.get(EXECUTOR) not in (SLURM, LOCAL):
         return None
     from submitit import JobEnvironment  # Not everybody has it; who is in a job of it does.
 
     environment = JobEnvironment()
-    return Task(
+    return SubmittedTask(
         job=f"{environment.cluster}:{environment.job_id}",
         executor=environment.cluster,
         rank=environment.global_rank,
@@ -155,7 +155,7 @@ def port_of(job: str) -> int:
 
 
 @contextmanager
-def joined(task: Task | None) -> Iterator[None]:
+def torchrun_environment(task: SubmittedTask | None) -> Iterator[None]:
     """Sets torchrun's variables, inside the block, in a task that is not alone in its job.
 
     Args:

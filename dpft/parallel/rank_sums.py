@@ -1,4 +1,4 @@
-"""Sums over ranks: one gradient of all, whole or in shards, and the rounds in which parts are sent.
+"""Sum gradients over ranks, whole or in shards, with few transfers.
 
 Each stretch of a gradient has an owner. The others send it their values of it; the owner adds them
 up in float64, in the order of ranks, finishes them (adds the noise), rounds once, and sends every
@@ -64,7 +64,7 @@ FinishPieces = Callable[[Sequence[tuple[Piece, Tensor]]], None]
 class StepSums(Protocol):
     """Where a step's clipped sums are, this rank's own, and how they become all ranks'."""
 
-    def finish(self, block: int, finish: FinishPieces) -> None:
+    def reduce_sums(self, block: int, finish: FinishPieces) -> None:
         """Adds up all ranks' sums, lets each piece be finished once, and leaves it in ``grad``.
 
         Args:
@@ -208,7 +208,7 @@ class Rounds:
 
     Guarantees:
         What each rank gets, and in which order, follows from the ranks' own sequences of wishes,
-        not from who is faster. A rank that fails while it is inside ``served`` serves the others
+        not from who is faster. A rank that fails inside ``serving_other_ranks`` serves the others
         until they are done, and raises then; one that fails amid a round ends at once.
     """
 
@@ -262,7 +262,7 @@ class Rounds:
         self._carry_out(self._heard(number), number, None, parts)
 
     @contextmanager
-    def served(self) -> Iterator[None]:
+    def serving_other_ranks(self) -> Iterator[None]:
         """Lets ranks run the model as often as each likes; ends when all have come to its end.
 
         An interrupted rank leaves at once: it may be amid a round.
@@ -407,7 +407,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _PieceSpan:
     """A piece of a parameter's sum, and where it lies in the flattened parameter."""
 
     name: str
@@ -480,7 +480,7 @@ class WholeShardedSums:
 
 def stretches_of(
     cuts: Mapping[str, Cut], places: Mapping[str, int], shard: int, rows: int, block: int
-) -> list[list[_Stretch]]:
+) -> list[list[_PieceSpan]]:
     """Return the pieces of a shard of all parameters that the rank of each row finishes.
 
     Each row has the whole model, so that each of the ranks with one shard finishes a part of it.
@@ -488,7 +488,7 @@ def stretches_of(
     spans = [(name, *cut.stretch(shard)) for name, cut in cuts.items()]
     total = sum(end - start for _, start, end in spans)
     row_length = -(-total // rows)
-    stretches: list[list[_Stretch]] = [[] for _ in range(rows)]
+    stretches: list[list[_PieceSpan]] = [[] for _ in range(rows)]
     before = 0
     for name, start, end in spans:
         at = start
@@ -498,7 +498,7 @@ def stretches_of(
             for first, stop, piece in pieces_between(
                 places[name], at, last, total=cuts[name].size, block=block
             ):
-                stretches[row].append(_Stretch(name, first, stop, piece))
+                stretches[row].append(_PieceSpan(name, first, stop, piece))
             at = last
         before += end - start
     return stretches
@@ -506,9 +506,9 @@ def stretches_of(
 
 def owned_stretches(
     cuts: Mapping[str, Cut], places: Mapping[str, int], shards: int, rows: int, block: int
-) -> tuple[list[_Stretch], list[list[int]]]:
+) -> tuple[list[_PieceSpan], list[list[int]]]:
     """Return the pieces of all shards, and the places of those that each rank finishes."""
-    stretches: list[_Stretch] = []
+    stretches: list[_PieceSpan] = []
     owned: list[list[int]] = [[] for _ in range(rows * shards)]
     for column in range(shards):
         for row, row_stretches in enumerate(stretches_of(cuts, places, column, rows, block)):
@@ -536,8 +536,8 @@ def finish_whole(
         sums: This rank's own.
         cuts: Of what trains.
         places: Of these among all parameters.
-        block: As ``StepSums.finish``.
-        finish: As ``StepSums.finish``.
+        block: As ``StepSums.reduce_sums``.
+        finish: As ``StepSums.reduce_sums``.
         ranks: All of the run; that of row i and shard k is number ``i * shards + k``.
         twins: The ranks with this shard, one of each row.
         shard: This rank's.

@@ -1,13 +1,13 @@
-"""The processes of a run, called ranks, and what passes between them.
+"""The processes of a run (ranks): broadcast, gather, agree on errors, run work on rank 0.
 
 Every rank runs the same functions, in the same order. What rank 0 alone does, such as writing a
-file, is said where it happens: by ``Ranks.first``, which gives its error to all ranks, so that none
-of them waits for one that failed. A run of one process has one rank, and every method here then
-returns at once. What passes between ranks is as private as a run's private/ folder: it holds keys,
-the places of drawn records and sums without noise.
+file, is said where it happens: by ``Ranks.on_rank_0``, which gives its error to all ranks, so that
+none of them waits for one that failed. In a run of one process, which has one rank, every method
+here returns at once. What passes between ranks is as private as a run's private/ folder: it holds
+keys, the places of drawn records and sums without noise.
 
-A ``Grid`` arranges the ranks of a sharded model in rows, each of which holds all of it; a ``Share``
-is one rank's part of a work that is cut in pieces which every rank knows.
+A ``RankGrid`` arranges the ranks of a sharded model in rows, each of which holds the whole model. A
+``RankShare`` is one rank's part of work that is divided into pieces which every rank knows.
 """
 
 import heapq
@@ -79,12 +79,12 @@ class Ranks:
         self.rank, self.size = rank, size
         self.local_rank, self.on_one_node = local_rank, on_one_node
         self._group = group
-        self.served: Callable[[], AbstractContextManager[None]] = nullcontext
-        """What lets ranks whose model is in shards run it inside ``settled``, each as it likes."""
+        self.serving_other_ranks: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Lets each rank run a sharded model inside ``failing_together`` as often as it likes."""
         self.traffic = Traffic()
 
     @property
-    def is_first(self) -> bool:
+    def is_rank_0(self) -> bool:
         """Whether this rank is the one that draws, writes and speaks."""
         return self.rank == 0
 
@@ -101,14 +101,14 @@ class Ranks:
         if self.size == 1:
             return content
         length = torch.tensor([len(content)])
-        self.copy_first([length])
+        self.broadcast_tensors([length])
         numbers = torch.empty(int(length), dtype=torch.uint8)
-        if self.is_first and content:
+        if self.is_rank_0 and content:
             numbers = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        self.copy_first(list(numbers.split(LENGTH_OF_PIECE)) if len(numbers) else [])
+        self.broadcast_tensors(list(numbers.split(LENGTH_OF_PIECE)) if len(numbers) else [])
         return numbers.numpy().tobytes()
 
-    def copy_first(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         """Gives every rank's tensors, of the same shapes in the same order, the first's values."""
         if self.size == 1:
             return
@@ -165,7 +165,7 @@ class Ranks:
         self.call("all_reduce", lambda: dist.all_reduce(values, op=dist.ReduceOp.MAX), values)
         return tuple(bool(value) for value in values)
 
-    def first(
+    def on_rank_0(
         self, work: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
     ) -> Result | None:
         """Calls a function on rank 0 alone; returns what it returns there, and None elsewhere.
@@ -175,53 +175,53 @@ class Ranks:
         Raises:
             SaidElsewhere: The function raised on rank 0, which raises the error itself.
         """
-        with self.settled():
-            return work(*args, **kwargs) if self.is_first else None
+        with self.failing_together():
+            return work(*args, **kwargs) if self.is_rank_0 else None
 
-    def first_to_all(
+    def broadcast_from_rank_0(
         self, work: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
     ) -> Result:
-        """Call a function only on rank 0, as ``first`` does, and return its result on every rank.
+        """Call a function on rank 0, as ``on_rank_0`` does, and return its result on every rank.
 
         The result travels as JSON: if there are several ranks, each gets it as JSON has it.
         """
-        result: Any = self.first(work, *args, **kwargs)
+        result: Any = self.on_rank_0(work, *args, **kwargs)
         if self.size > 1:
             result = json.loads(self.broadcast(json.dumps(result).encode()))
         return cast(Result, result)
 
     @contextmanager
-    def settled(self) -> Iterator[None]:
+    def failing_together(self) -> Iterator[None]:
         """Lets the ranks go on past the block together, or none of them.
 
-        Nothing inside the block may be collective, but what ``served`` serves. The first rank says
-        why the lowest one of those that fail did.
+        Nothing inside the block may be collective, except for what ``serving_other_ranks`` serves.
+        Rank 0 reports the error of the lowest rank that failed.
 
         Raises:
             SaidElsewhere: Another rank failed, or this one did, and the first says why.
         """
         if self.size == 1:
-            with self.served():
+            with self.serving_other_ranks():
                 yield
             return
         try:
-            with self.served():
+            with self.serving_other_ranks():
                 yield
         except RankLost:
             raise
         except Exception as error:
             try:
                 self.any(True)
-                failed, failure = self._first_failure(error)
+                failed, failure = self._lowest_failure(error)
             except RankLost:
                 raise error from None  # What happened here says more.
-            if not isinstance(error, DpftError) or (self.is_first and failed == self.rank):
+            if not isinstance(error, DpftError) or (self.is_rank_0 and failed == self.rank):
                 raise
             raise failure from None
         if self.any(False)[0]:
-            raise self._first_failure(None)[1]
+            raise self._lowest_failure(None)[1]
 
-    def _first_failure(self, error: Exception | None) -> tuple[int, SaidElsewhere]:
+    def _lowest_failure(self, error: Exception | None) -> tuple[int, SaidElsewhere]:
         """Return the lowest rank that failed, and its error.
 
         Args:
@@ -236,7 +236,7 @@ class Ranks:
         answers = [json.loads(answer) for answer in self.everyones(json.dumps(failure).encode())]
         failed = next(rank for rank, answer in enumerate(answers) if answer is not None)
         kind, code, sentence = answers[failed]
-        return failed, SaidElsewhere(kind, code, sentence if self.is_first else None)
+        return failed, SaidElsewhere(kind, code, sentence if self.is_rank_0 else None)
 
     def call(self, kind: str, collective: Callable[[], object], sent: Tensor) -> None:
         """Carries an operation out and counts it.
@@ -256,7 +256,7 @@ ALONE = Ranks()
 """The one rank of a run of one process."""
 
 
-def first_numbers(numbers: Sequence[int], ranks: Ranks) -> list[int]:
+def broadcast_numbers(numbers: Sequence[int], ranks: Ranks) -> list[int]:
     """Return the first rank's numbers on every rank; those of the others are not read."""
     if ranks.size == 1:
         return list(numbers)
@@ -272,7 +272,7 @@ REPLICAS, SHARDS = "replicas", "shards"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class RankGrid:
     """The ranks in rows: each row holds the whole model, and each rank of it one shard."""
 
     mesh: DeviceMesh
@@ -299,7 +299,7 @@ class Grid:
         return row, column
 
 
-def make_grid(ranks: Ranks, shard_size: int | None, device: torch.device) -> Grid:
+def make_grid(ranks: Ranks, shard_size: int | None, device: torch.device) -> RankGrid:
     """Arranges the ranks; every rank calls it.
 
     Args:
@@ -319,14 +319,14 @@ def make_grid(ranks: Ranks, shard_size: int | None, device: torch.device) -> Gri
         dist.new_group(list(range(first, first + size)), backend="gloo")
         for first in range(0, ranks.size, size)
     ]
-    return Grid(mesh=mesh, words=words[ranks.rank // size], device=device)
+    return RankGrid(mesh=mesh, words=words[ranks.rank // size], device=device)
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShare:
     """One rank's share of pieces that every rank knows.
 
-    >>> [Share(rank, 2).of([5, 3, 3, 1]) for rank in (0, 1)]
+    >>> [RankShare(rank, 2).of([5, 3, 3, 1]) for rank in (0, 1)]
     [[0, 3], [1, 2]]
     """
 
@@ -354,7 +354,7 @@ class Share:
         return sorted(mine)
 
 
-EVERYTHING = Share()
+EVERYTHING = RankShare()
 """Of a run of one process."""
 
 

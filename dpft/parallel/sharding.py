@@ -1,4 +1,4 @@
-"""What of a model is cut into shards: its blocks, its parameters, and the rows that lie here.
+"""Decide how a model is sharded: its blocks, and the rows of each parameter on this rank.
 
 ``local``, ``whole`` and their kin read a tensor that may be cut into shards; ``repeated_blocks``
 finds the layers of one kind that follow each other, which shards are made of; ``fill`` gives shards

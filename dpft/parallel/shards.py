@@ -1,4 +1,4 @@
-"""A model in shards of FSDP2, of which each rank has one (docs/dev/design.md, many processes).
+"""Shard a model with FSDP2: each rank stores a shard of each parameter; gather them to save it.
 
 Each block is a group of parameters that are gathered for its forward and backward pass and let go
 again; one root group holds the rest, and everything that several blocks share or is tied. FSDP
@@ -30,12 +30,12 @@ from dpft.parallel.rank_sums import (
     finish_pushed,
     finish_whole,
 )
-from dpft.parallel.ranks import REPLICAS, SHARDS, Grid, Ranks
+from dpft.parallel.ranks import REPLICAS, SHARDS, RankGrid, Ranks
 from dpft.parallel.sharding import ReadRows, blocks_apart, fill, from_rows, local
 
 
 @dataclass(frozen=True)
-class WholeSums:
+class UnshardedSums:
     """A sharded model whose sums each rank keeps whole, whatever it does in training."""
 
     unsharded: Mapping[str, nn.Parameter]
@@ -58,7 +58,7 @@ class ShardedModel:
     def __init__(
         self,
         model: nn.Module,
-        grid: Grid,
+        grid: RankGrid,
         ranks: Ranks,
         *,
         blocks: Sequence[nn.Module],
@@ -125,7 +125,7 @@ class ShardedModel:
     def group_of(self, name: str) -> dict[str, Tensor]:
         """Return copies, on the CPU, of all parameters that are gathered with the one of a name.
 
-        The other ranks are to be inside ``served``, or to ask for the same.
+        The other ranks are to be inside ``serving_other_ranks``, or to ask for the same.
         """
         (group,) = [group for group, names in self._members.items() if name in names]
         group.unshard()
@@ -146,10 +146,10 @@ class ShardedModel:
                 parameter.grad = None
 
     @contextmanager
-    def served(self) -> Iterator[None]:
-        """As ``Rounds.served``; afterwards each rank holds its shards and nothing more."""
+    def serving_other_ranks(self) -> Iterator[None]:
+        """As the method of ``Rounds``; afterwards each rank holds its shards and nothing more."""
         try:
-            with self.rounds.served():
+            with self.rounds.serving_other_ranks():
                 yield
         finally:
             for group in self._groups:
@@ -175,7 +175,7 @@ class ShardedModel:
         if self._pushed is not None:
             self._pushed.clear()
 
-    def finish(self, block: int, finish: FinishPieces) -> None:
+    def reduce_sums(self, block: int, finish: FinishPieces) -> None:
         """Leave each trainable parameter's shard of the finished sum, as ``StepSums`` does."""
         parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         numbers = {name: place for place, name in enumerate(self.unsharded)}
@@ -296,7 +296,8 @@ class Unread(Tensor):
 def whole_reader(shards: ShardedModel) -> Callable[[Tensor], Tensor]:
     """Returns what reads all of a parameter, on the CPU; whatever else it is given it returns.
 
-    One group of parameters is held at a time. The other ranks serve it: inside ``ranks.settled()``.
+    One group of parameters is held at a time. The other ranks serve it inside
+    ``ranks.failing_together()``.
     """
     names: dict[Tensor, str] = {p: name for name, p in shards.model.named_parameters()}
     group: dict[str, Tensor] = {}
@@ -319,7 +320,7 @@ READING = frozenset({Tensor.contiguous, Tensor.clone, Tensor.cpu, Tensor.to})
 
 @contextmanager
 def gathered(shards: ShardedModel, *, held: Callable[[nn.Parameter], bool]) -> Iterator[None]:
-    """Lets one rank save a model, which the others serve: inside ``ranks.settled()``.
+    """Lets one rank save a model, which the others serve: inside ``ranks.failing_together()``.
 
     Args:
         shards: The model; its parameters are as they were afterwards.

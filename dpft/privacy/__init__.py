@@ -1,1 +1,1 @@
-"""Everything the guarantee rests on: plan, sampling, clipping, noise, accounting, ledger."""
+"""Everything that the guarantee depends on: plan, sampling, clipping, noise, accounting, ledger."""

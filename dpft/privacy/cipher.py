@@ -1,4 +1,4 @@
-"""Secret bits and their keys: ChaCha20 (RFC 8439), any stretch of which is drawn by its address.
+"""Secret random bits from ChaCha20 (RFC 8439), addressable by position.
 
 A linear generator such as MT19937 gives its whole state away through what is drawn from it, however
 well it was seeded: released weights show noise, noise shows the state, and the state shows all

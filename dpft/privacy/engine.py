@@ -1,4 +1,4 @@
-"""The one place where sampling, clipping, noise and ledger meet: DP-SGD's private gradient.
+"""The private engine: sampling, clipping, noise and ledger of each DP-SGD step.
 
 Read this file to audit a run. Each step: a Poisson draw of the plan's sample rate; the sum of
 per-example gradients, each clipped to the phase's sensitivity; Gaussian noise of noise_multiplier
@@ -16,13 +16,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from dpft.parallel.ranks import ALONE, Ranks, first_numbers
+from dpft.parallel.ranks import ALONE, Ranks, broadcast_numbers
 from dpft.parallel.sharding import local
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.clipping.clipper import ClippingChoice, ClippingOptions
 from dpft.privacy.clipping.options import LossFunction
+from dpft.privacy.engine_results import EngineState, MicroBatchResult
 from dpft.privacy.ledger import StepLog
-from dpft.privacy.losses import EngineState, MicroBatchResult
 from dpft.privacy.noise import SIGNAL_STEPS, SignalAndNoise, SignalMeter
 from dpft.privacy.phased_clipper import PhasedClipper
 from dpft.privacy.plan import PrivacyPlan
@@ -142,7 +142,7 @@ class PrivacyEngine:
         self._open_step = True
         self._randomness.dropout.begin_step(self.steps_taken)
         drawn = self._sampler.draw(num_units, step=self.steps_taken)
-        return first_numbers(drawn, self._ranks)
+        return broadcast_numbers(drawn, self._ranks)
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
         """Adds a micro-batch's clipped sum; see ``PhasedClipper.accumulate``."""
@@ -168,7 +168,7 @@ class PrivacyEngine:
         """
         if not self._open_step:
             raise RuntimeError("finish_step must follow draw.")
-        with self._ranks.settled():
+        with self._ranks.failing_together():
             self._clipper.end_step()
         sensitivity = self.plan.phase_at(self.steps_taken).sensitivity
         noise_std = self.plan.event().noise_multiplier * sensitivity
@@ -178,7 +178,7 @@ class PrivacyEngine:
         self._noise.add(sums, noise_std, step=step, meter=meter, ranks=ranks)
         gradients = [local(p.grad) for p in self._clipper.parameters if p.grad is not None]
         released = gradients if self._shards is None else self._shards.fingerprint(gradients)
-        with ranks.settled():
+        with ranks.failing_together():
             self._ledger.record_step(self.plan.entry_at(step, stream=self._stream), released)
         divisor = self.plan.expected_batch_size
         torch._foreach_div_(gradients, divisor)

@@ -1,4 +1,4 @@
-"""Standard Gaussians in float64 from secret bits, by the method of Box and Muller (1958).
+"""Standard Gaussian numbers in float64 from secret bits (Box and Muller 1958).
 
 A pair of 53-bit numbers k gives two Gaussians: ``u = (k + 1/2) 2^-53`` of each (in float64: for
 k of 2^52 and more the half is rounded to even, so that u near 1 is a multiple of 2^-52), then

@@ -1,4 +1,4 @@
-"""The replay log, which steps that a resumed run repeats must match; whether a ledger was cut.
+"""The private journal of steps: a resumed run's repeated steps must match it.
 
 *The replay log*, ``private/steps.jsonl``. A run that broke off is resumed from a checkpoint, and
 takes the steps since then once more. Those are in the ledger already, and cost nothing more only if
@@ -191,18 +191,18 @@ def check_anchor(path: Path, ledger: LedgerRecord | None, anchor: Anchor) -> Non
         ledger: What it says; None: it is gone.
         anchor: Its lines and head as they were then.
     """
-    lines, found = anchor.lines, ledger or NO_STEPS
-    if ledger is None or found.lines < lines:
-        got = "none" if ledger is None else found.lines
+    lines, actual = anchor.lines, ledger or NO_STEPS
+    if ledger is None or actual.lines < lines:
+        got = "none" if ledger is None else actual.lines
         raise StateError(
-            f"{path}, line {min(found.lines, lines) + 1}: the ledger must have {lines} lines, as"
+            f"{path}, line {min(actual.lines, lines) + 1}: the ledger must have {lines} lines, as"
             f" was written down in {anchor.by}, got {got}; it was cut or added to. Put it"
             " back as it was."
         )
-    if found.heads[lines] != anchor.head:
+    if actual.heads[lines] != anchor.head:
         raise StateError(
             f"{path}, line {lines}: the ledger's head must be {anchor.head}, as was written down in"
-            f" {anchor.by}, got {found.heads[lines]}; it was replaced, edited or written anew. Put"
+            f" {anchor.by}, got {actual.heads[lines]}; it was replaced, edited or written anew. Put"
             " it back as it was."
         )
 
@@ -327,13 +327,13 @@ class JournaledLedger:
         mark = gradients if isinstance(gradients, Mapping) else _fingerprint(gradients)
         stream = {} if mechanism.stream is None else {"stream": mechanism.stream}
         entry = {"step": step, **mark, **self._environment, **stream}
-        known = self._expected.get(step)
+        expected = self._expected.get(step)
         # Also one whose ledger line a crash prevented: the same noise on another sum would give
         # that sum away to whoever sees the journal.
-        if known != entry and (is_in_ledger or known is not None):
+        if expected != entry and (is_in_ledger or expected is not None):
             # Not which step: how long the replay took until then would be a few steps' time.
             raise ReplayError("a step did not come out as it was; nothing of it was released")
-        if known is None:
+        if expected is None:
             self._write(entry)
         if not is_in_ledger:
             self.ledger.append(step, mechanism)
@@ -352,9 +352,9 @@ class JournaledLedger:
         step = self.ledger.steps + 1
         if step not in self._expected:
             self._write({"step": step, "abandoned": True})
-        known = self._expected.get(step, {})
-        if "stream" in known:
-            mechanism = mechanism.replace(stream=known["stream"])
+        expected = self._expected.get(step, {})
+        if "stream" in expected:
+            mechanism = mechanism.replace(stream=expected["stream"])
         self.ledger.append(step, mechanism)
         self.position = step
 
@@ -368,11 +368,11 @@ def _fingerprint(gradients: "Sequence[Tensor]") -> dict[str, str]:
     """Returns the sum and the sum of squares of all gradients, float64, bit for bit in hex."""
     import torch  # whoever reads a ledger needs none
 
-    found = []
+    moments = []
     for gradient in gradients:
         values = gradient.detach().double()
-        found.append(torch.stack((values.sum(), values.square().sum())))
+        moments.append(torch.stack((values.sum(), values.square().sum())))
     total = squares = 0.0
-    for own, square in torch.stack(found).tolist():  # one look at the device
-        total, squares = total + own, squares + square
+    for value, square in torch.stack(moments).tolist():  # one look at the device
+        total, squares = total + value, squares + square
     return {"sum": total.hex(), "sum_of_squares": squares.hex()}

@@ -584,7 +584,7 @@ def as_mechanisms(taken: Mapping[Noise, int], delta: float) -> tuple[SampledGaus
     )
 
 
-def added_up(*taken: Mapping[Noise, int]) -> dict[Noise, int]:
+def sum_steps(*taken: Mapping[Noise, int]) -> dict[Noise, int]:
     """Returns the steps of several runs together; those of equal noise add up."""
     counts: Counter[Noise] = Counter()
     for steps in taken:

@@ -1,4 +1,4 @@
-"""The Gaussian noise of a step: the only noise there is, on every device.
+"""Add the Gaussian noise of a step, with the same bits on every device.
 
 Each parameter is drawn for in blocks of ``BLOCK`` numbers of the whole, flattened parameter. A
 block's noise depends on the step's key, the step, the parameter's place and the block's number,
@@ -94,7 +94,7 @@ class SignalMeter:
         self._signal += vector_norm(clipped_sum, dtype=torch.float64).square()
         self._noise += vector_norm(gaussians).square()
 
-    def share(self, ranks: Ranks) -> None:
+    def sum_over_ranks(self, ranks: Ranks) -> None:
         """Adds what the other ranks measured of theirs."""
         both = ranks.total(torch.stack((self._signal, self._noise)))
         self._signal, self._noise = both[0], both[1]
@@ -235,7 +235,7 @@ def add_noise(
     spacing = grid(noise_std)
     blocks = BlockNoise(noise, step)
 
-    def finish(pieces: Sequence[tuple[Piece, Tensor]]) -> None:
+    def add_noise_to_pieces(pieces: Sequence[tuple[Piece, Tensor]]) -> None:
         waiting: list[tuple[Tensor, Tensor]] = []
         drawn = blocks.halves([piece for piece, _ in pieces])
         for (piece, total), halves in zip(pieces, drawn, strict=True):
@@ -254,9 +254,9 @@ def add_noise(
     if isinstance(parameters, Mapping | Iterable):
         values = parameters.values() if isinstance(parameters, Mapping) else parameters
         parameters = WholeSums(values, ranks)
-    parameters.finish(BLOCK, finish)
+    parameters.reduce_sums(BLOCK, add_noise_to_pieces)
     if meter is not None:
-        meter.share(ranks)
+        meter.sum_over_ranks(ranks)
 
 
 class IndependentNoise:
@@ -290,7 +290,7 @@ class WholeSums:
         """Takes all the model's parameters, in the model's order."""
         self._parameters, self._ranks = parameters, ranks
 
-    def finish(self, block: int, finish: FinishPieces) -> None:
+    def reduce_sums(self, block: int, finish: FinishPieces) -> None:
         """Give every rank every finished sum, the same bits; as ``StepSums``."""
         with _flat_gradients(self._parameters) as flat:
             pieces = [

@@ -1,4 +1,4 @@
-"""Poisson batches and Gaussian noise for a training loop of your own.
+"""Poisson batches and Gaussian noise for users who write their own training loop.
 
 ``dpft train`` does all of this by itself. Whoever keeps a loop, and a model that is no language
 model, needs four things that hang together by three numbers: batches that are drawn as the
@@ -12,7 +12,7 @@ that are here are the very ones that ``dpft train`` uses, with keys from the ope
 (3, [True, True, True])
 >>> layer = torch.nn.Linear(2, 1)
 >>> noise = GaussianNoise(layer.parameters(), noise_std=1.0, expected_batch_size=100)
->>> noise.finish()
+>>> noise.privatize_gradients()
 >>> layer.weight.grad.abs().max() < 1
 tensor(True)
 """
@@ -118,7 +118,7 @@ class GaussianNoise:
         self._stream = NoiseStream(devices.pop(), AgingKey(secret_key("noise")))
         self._step = 0
 
-    def finish(self) -> None:
+    def privatize_gradients(self) -> None:
         """Ends a step: every trainable ``grad`` becomes the private gradient.
 
         ``(clipped sum + N(0, noise_std^2)) / expected_batch_size``, where there is no sum as well.

@@ -1,4 +1,4 @@
-"""The clipper of each phase of a plan: trained parameters and clipping norm may change.
+"""A clipper for plans with phases, in which trained parameters and clipping norm change.
 
 A method of two phases (LP-FT, two-phase training) trains other parameters in its second one, under
 a clipping norm of its own. ``PrivacyEngine`` and ``ClippedEngine`` clip through here.
@@ -16,7 +16,7 @@ from dpft.privacy.clipping.clipper import ClippingChoice, ClippingOptions, PerEx
 from dpft.privacy.clipping.options import LossFunction
 from dpft.privacy.clipping.styles import clipping_style
 from dpft.privacy.clipping.sums import rounding_headroom
-from dpft.privacy.losses import MicroBatchResult
+from dpft.privacy.engine_results import MicroBatchResult
 from dpft.privacy.plan import ClippingPlan, Phase
 from dpft.privacy.release_guard import HeldState
 

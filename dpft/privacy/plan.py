@@ -1,4 +1,4 @@
-"""The plan a private run is bound to before it sees a record.
+"""The public plan of a private run; it is fixed before any record is used.
 
 Sampler, noise, ledger, accountants and reports all ask its one ``mechanism`` and its one ``event``,
 so what is reported is what was run (docs/dev/design.md, rule 1). Its fields are public
@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from dpft.constants import PUBLISHED
 from dpft.errors import InputError
-from dpft.kinds import PUBLISHED
 from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.mechanisms.base import AnyMechanism, GaussianStep

@@ -1,4 +1,4 @@
-"""The ``privacy`` section of the configuration: private or not, and what is promised."""
+"""The configuration section ``privacy``."""
 
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 

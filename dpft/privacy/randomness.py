@@ -1,4 +1,4 @@
-"""The secret sources of a private run: noise, sampling, dropout and random views of records.
+"""The secret random streams of a run: noise, sampling, dropout, and views of records.
 
 They have nothing in common but the step they are at. Each has a key of its own that ages with the
 steps. Keys come from the operating system; a test seed makes all of them predictable, and the run

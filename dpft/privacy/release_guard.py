@@ -1,4 +1,4 @@
-"""Detect writes to state that a saved model contains without noise.
+"""Detect writes to parameters or buffers that would be released without noise.
 
 Besides trained parameters, a saved model contains frozen parameters, persistent buffers and extra
 state. A forward pass that writes to them (``nn.Embedding`` with ``max_norm``) releases what it
@@ -47,12 +47,12 @@ def digests_of(
     return _hashes(state, _digest, read)
 
 
-def check_same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+def check_same(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise a RunError that names a value whose hash differs, or that was added or removed."""
-    for name in {**expected, **found}:
-        if name not in found or name not in expected:
+    for name in {**expected, **actual}:
+        if name not in actual or name not in expected:
             raise _written(name, "was removed" if name in expected else "was added")
-        if found[name] != expected[name]:
+        if actual[name] != expected[name]:
             raise _written(name)
 
 
@@ -233,7 +233,7 @@ def _raw_bytes(tensor: Tensor, name: str) -> Tensor:
     values = local(tensor.detach())
     if is_traceable_wrapper_subclass(values):
         inner, _ = values.__tensor_flatten__()
-        return torch.cat([_raw_bytes(getattr(values, each), name) for each in inner])
+        return torch.cat([_raw_bytes(getattr(values, attribute), name) for attribute in inner])
     if values.layout is not torch.strided or values.is_quantized:
         raise RunError(f"{name} must be stored as dense tensors that are not quantized.")
     return values.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)

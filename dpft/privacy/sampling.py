@@ -1,4 +1,4 @@
-"""Poisson sampling: the only sampler whose batches the accountant's event describes.
+"""Poisson sampling of examples or privacy units.
 
 Each unit joins with the same probability, independently of all others. That is drawn block by
 block: how many units of a block join is binomial, and which ones is any subset of that many, all

@@ -1,1 +1,1 @@
-"""Reports: what a run says of itself, for people and for machines."""
+"""Reports about runs, for people and for programs."""

@@ -1,4 +1,4 @@
-"""Results of audits that a report shows: lower bounds of epsilon, and exposure."""
+"""The results of audits that a run's report shows."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Compare finished runs: a pandas frame with one row per run, its tables and its plot.
+"""Compare finished runs in a pandas frame with one row per run, in tables and in a plot.
 
 Runs of one setting differ only in seeds, or in keys that change speed but not the model. CSV and
 JSON have one row per run, unrounded. Tables and plots have one row or point per setting: the mean
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from dpft.errors import InputError
 from dpft.evaluation.scores import ScoreEntry
 from dpft.privacy.accounting.summary import delta_text, eps_text
-from dpft.reports.pages import line, printed, render_page
 from dpft.reports.published import PUBLISHED, SOURCE, published_scores
+from dpft.reports.rendering import line, printed, render_page
 from dpft.reports.run_record import RunRecord
 from dpft.run_folder import PRIVATE_METRICS
 
@@ -134,12 +134,12 @@ def choose_metrics(metrics: Sequence[str], wanted: Sequence[str]) -> list[str]:
     Raises:
         InputError: No run has a public score of that name.
     """
-    known = [metric.removesuffix(MARK) for metric in metrics]
+    names = [metric.removesuffix(MARK) for metric in metrics]
     for name in wanted:
-        if name not in known:
+        if name not in names:
             raise InputError(
                 f"metric must be one of the runs' public scores, got {name!r}; there are"
-                f" {', '.join(known) or 'none'}. Scores of private splits are only in each run's"
+                f" {', '.join(names) or 'none'}. Scores of private splits are only in each run's"
                 f" {PRIVATE_METRICS}."
             )
     return [metric for metric in metrics if metric.removesuffix(MARK) in wanted]

@@ -1,4 +1,4 @@
-"""Epsilon in words, tables and plots: what ``dpft account`` prints.
+"""Show epsilon in sentences, tables and plots, as ``dpft account`` prints it.
 
 Tables are plain text of at most 80 columns without color or box characters, so that a pipe, a log
 and a terminal show the same. matplotlib is imported when a plot is drawn, without pyplot: no
@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dpft.kinds import OWN_DATA, PUBLISHED
+from dpft.constants import OWN_DATA, PUBLISHED
 from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.accounting.curve import failures
 from dpft.privacy.accounting.summary import (
@@ -153,7 +153,7 @@ def delta_warnings(delta: float, num_examples: int, *, source: str) -> list[str]
 
 
 def delta_notes(num_examples: int, *, source: str | None) -> list[str]:
-    """Returns the sentence that goes with the papers' delta; nothing for another one.
+    """Return the note on a delta of 1/(2n), as in the papers; no note for another delta.
 
     Args:
         num_examples: The public number of units.
@@ -161,11 +161,11 @@ def delta_notes(num_examples: int, *, source: str | None) -> list[str]:
     """
     if source != PUBLISHED:
         return []
-    own = default_delta(num_examples, OWN_DATA)
+    default = default_delta(num_examples, OWN_DATA)
     return [
         f"delta is 1/(2n) for n = {num_examples}, as the papers have it: releasing one whole record"
         " at random with probability 0.5 would satisfy it. For data of your own the default is"
-        f" 1/(10n), rounded down to one digit: {own:g}."
+        f" 1/(10n), rounded down to one digit: {default:g}."
     ]
 
 
@@ -232,7 +232,7 @@ STYLES = {"rdp": "--", "pld": "-.", "prv": "-", "gdp": ":"}
 
 
 def plot_epsilon_over_steps(reports: Sequence[AccountingReport], path: Path) -> None:
-    """Draws every accountant's epsilon over steps; gdp, which bounds nothing, is dotted.
+    """Draw the epsilon of each accountant over steps; gdp is dotted, because it is no bound.
 
     The same numbers result in the same bytes.
     """
@@ -243,10 +243,10 @@ def plot_epsilon_over_steps(reports: Sequence[AccountingReport], path: Path) -> 
     axes = figure.subplots()
     for name, style in STYLES.items():
         points = [(report.mechanism.steps, _value(report.epsilons[name])) for report in reports]
-        known = [(steps, value) for steps, value in points if value is not None]
-        if known:
+        computed = [(steps, value) for steps, value in points if value is not None]
+        if computed:
             label = f"{name} (estimate, no bound)" if name == "gdp" else f"{name} (upper bound)"
-            axes.plot(*zip(*known, strict=True), style, marker=".", label=label)
+            axes.plot(*zip(*computed, strict=True), style, marker=".", label=label)
     axes.set(
         xlabel="steps",
         ylabel="epsilon",

@@ -1,4 +1,4 @@
-"""The tables that ``dpft plan`` prints: a run's cost, and what each process holds."""
+"""The tables of ``dpft plan``: privacy, cost, and memory of each process."""
 
 import textwrap
 from typing import Literal
@@ -9,7 +9,7 @@ from dpft.privacy.accounting.interpretation import signal_notes
 from dpft.privacy.accounting.summary import AccountingReport, round_up
 from dpft.privacy.plan import SAMPLER, ClippingPlan, PrivacyPlan
 from dpft.reports.epsilon import accounting_table, warning_lines
-from dpft.reports.promises import NoPromise, PlanPromise
+from dpft.reports.privacy_json import NoPromise, PlanPromise
 from dpft.strict_model import AtLeastOne, Count, Positive, StrictModel, Versioned
 from dpft.training.step_time import MeasuredTime
 
@@ -103,7 +103,7 @@ def process_lines(costs: RunCosts) -> list[str]:
 
 
 def _spread(processes: PlannedProcesses) -> str:
-    """Returns how a run is spread over processes."""
+    """Return how a run is distributed over processes."""
     strategy, count = processes.strategy, processes.world_size
     if count == 1:
         return "1 process"
@@ -111,8 +111,8 @@ def _spread(processes: PlannedProcesses) -> str:
         return f"{count} processes, {strategy}: {count} replicas of the whole model"
     shards = processes.shard_size
     replicas = count // shards
-    there = f"{replicas} replicas in {shards} shards each" if replicas > 1 else f"{shards} shards"
-    return f"{count} processes, {strategy}: {there}, accumulate={processes.accumulate}"
+    layout = f"{replicas} replicas in {shards} shards each" if replicas > 1 else f"{shards} shards"
+    return f"{count} processes, {strategy}: {layout}, accumulate={processes.accumulate}"
 
 
 def _line(name: str, value: str) -> str:
@@ -167,25 +167,25 @@ def _lora_lines(costs: RunCosts) -> list[str]:
 
 
 def summary_line(record: PrivatePlan | OpenPlan) -> str:
-    """Returns what a run would take and promise, in a line for people.
+    """Return a run's cost and its epsilon in a line for people.
 
-    It is such as "about 3 minutes, 1.0 GiB, ε 7.998 of the training alone, ε 8.500 with its
+    An example is "about 3 minutes, 1.0 GiB, ε 7.998 of the training alone, ε 8.500 with its
     tokenizer".
     """
-    taken = [f"{record.memory_per_rank_bytes.total / 2**30:.1f} GiB"]
+    figures = [f"{record.memory_per_rank_bytes.total / 2**30:.1f} GiB"]
     if record.measured is not None:
-        taken.insert(0, f"about {in_words(record.measured.seconds_total)}")
+        figures.insert(0, f"about {in_words(record.measured.seconds_total)}")
     if isinstance(record, OpenPlan):
-        return ", ".join([*taken, "no ε"])
+        return ", ".join([*figures, "no ε"])
     spent = f"ε {round_up(record.epsilon, 3):.3f}"
     if record.with_tokenizer is not None:
         both = round_up(record.with_tokenizer.epsilon, 3)
         spent += f" of the training alone, ε {both:.3f} with its tokenizer"
-    return ", ".join([*taken, spent])
+    return ", ".join([*figures, spent])
 
 
 def _clipped_rows(record: OpenPlan) -> list[tuple[str, str]]:
-    """Returns how a run without noise draws and clips; nothing of ordinary training."""
+    """Return the sampling and clipping of a run without noise; no rows for ordinary training."""
     plan = record.plan
     if not isinstance(plan, ClippingPlan):
         return []
@@ -193,7 +193,7 @@ def _clipped_rows(record: OpenPlan) -> list[tuple[str, str]]:
         ("sampler", SAMPLER),
         ("sample rate", f"{plan.sample_rate:.6g}"),
         ("clipping", plan.clipping),
-        ("max_grad_norm", ", ".join(f"{each.max_grad_norm:g}" for each in plan.phases)),
+        ("max_grad_norm", ", ".join(f"{phase.max_grad_norm:g}" for phase in plan.phases)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Published results beside a run's own: rows of a report's table, columns of a comparison."""
+"""Show published results next to a run's own, in its report and in comparisons."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dpft.config.references import (
     agrees,
 )
 from dpft.evaluation.scores import ScoreEntry
-from dpft.reports.pages import printed
+from dpft.reports.rendering import printed
 from dpft.reports.run_record import RunRecord
 
 PUBLISHED, SOURCE = "published.", "published.source"
@@ -36,10 +36,10 @@ class PublishedTable:
 def published_table(
     record: RunRecord, evaluations: Sequence[ScoreEntry], epsilon: str
 ) -> PublishedTable | None:
-    """Returns the run's scores above the published ones; None where nothing is published.
+    """Return the run's scores above the published scores, or None if none are published.
 
-    Of a published map it has the cell of the run's own settings alone. Of rows it has those for the
-    run's model, or all where none is.
+    From a published map, the table has only the cell of the run's settings. From published rows, it
+    has those for the run's model, or all rows if no row is for that model.
     """
     is_swept, cells, recipes = _published_rows(record)
     of_model = [row for row in recipes if row.model in (None, record.config.model.name)]
@@ -47,7 +47,7 @@ def published_table(
     if not rows:
         return None
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
-    own = _own_rows(metrics, evaluations)
+    run_rows = _own_rows(metrics, evaluations)
     published = [
         (_name(row) + _settings(row, record.values, swept=is_swept), _epsilon(row), row.metrics)
         for row in rows
@@ -56,7 +56,7 @@ def published_table(
         metrics=metrics,
         rows=[
             (name, eps, [scores.get(metric) for metric in metrics])
-            for name, eps, scores in [*[(name, epsilon, one) for name, one in own], *published]
+            for name, eps, scores in [*[(name, epsilon, one) for name, one in run_rows], *published]
         ],
     )
 

@@ -1,4 +1,4 @@
-"""A run's reports from its public files: report.md, report.html, the model's card, statements.
+"""Write a run's report.md, report.html and model card from its public files.
 
 Reports hold public quantities only; what training saw of the records stays in private/. The card
 (README.md beside the weights, in the form that the Hugging Face hub reads) travels with the model:
@@ -27,17 +27,9 @@ from dpft.generation.decoding import DecodeConfig
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.reports.epsilon import delta_notes
-from dpft.reports.pages import (
-    COLORS,
-    draw_svg,
-    epsilon_plot,
-    line,
-    render_markdown,
-    render_page,
-)
-from dpft.reports.promises import (
+from dpft.reports.privacy_json import (
     OWN_RECORDS,
-    Generated,
+    GeneratedPrivacy,
     OpenRun,
     OpenVocabulary,
     PrivateRun,
@@ -49,6 +41,14 @@ from dpft.reports.promises import (
     is_promised,
 )
 from dpft.reports.published import PUBLISHED_NOTE, published_table
+from dpft.reports.rendering import (
+    COLORS,
+    draw_svg,
+    epsilon_plot,
+    line,
+    render_markdown,
+    render_page,
+)
 from dpft.reports.run_record import (
     RunRecord,
     model_name,
@@ -156,24 +156,25 @@ def _front_matter(
 
 
 def _dataset(task: Task) -> str | None:
-    """Returns the name on the hub of published data; None for any other."""
-    known = TASKS.entries().get(task.name)
-    if known is None or known.published_hub_name is None or task.data_dir is not None:
+    """Return the name of published data on the Hugging Face Hub, or None for other data."""
+    task_class = TASKS.entries().get(task.name)
+    if task_class is None or task_class.published_hub_name is None or task.data_dir is not None:
         return None
     source, train = task.source, task.urls.get("train")
-    from_hub = source == "hub" and task.hub_name == known.published_hub_name
-    from_url = source == "url" and train is not None and train == known.published_urls.get("train")
-    return known.published_hub_name if from_hub or from_url else None
+    published_url = task_class.published_urls.get("train")
+    from_hub = source == "hub" and task.hub_name == task_class.published_hub_name
+    from_url = source == "url" and train is not None and train == published_url
+    return task_class.published_hub_name if from_hub or from_url else None
 
 
 def _kind(task: Task) -> str:
-    """Returns what the hub calls the task."""
-    known = TASKS.entries().get(task.name, Task)
-    if getattr(task, "objective", None) == TEXT2TEXT or issubclass(known, SeqToSeqTask):
+    """Return the name that the Hugging Face Hub uses for this type of task."""
+    task_class = TASKS.entries().get(task.name, Task)
+    if getattr(task, "objective", None) == TEXT2TEXT or issubclass(task_class, SeqToSeqTask):
         return "text2text-generation"
-    if not issubclass(known, LabelTask):
+    if not issubclass(task_class, LabelTask):
         return "text-generation"
-    return f"{known.modality}-classification"
+    return f"{task_class.modality}-classification"
 
 
 SECRET = "privacy.noise_seed"
@@ -183,19 +184,19 @@ A_PATH = "(a path on the machine of the run)"
 
 
 def command(record: RunRecord) -> str | None:
-    """Returns the command that began the run; None where there was none."""
+    """Return the command that started the run, or None if it is not recorded."""
     if record.overrides is None:
         return None
     words = [word for word in record.overrides if _key(word) != SECRET]
     name = "tune" if record.is_of_search else "train"
-    given = ["rows=..."] if record.config.task.source == "memory" else []
+    arguments = ["rows=..."] if record.config.task.source == "memory" else []
     if is_base_model(record.config.model.path or ""):
         # What dpft wrote for the object is no word of the user's.
         ours = ("model", "model.name", "model.path")
         words = [word for word in words if _key(word) not in ours]
-        given += ["model=...", "tokenizer=..."]
-    if given:
-        return f"dpft.{name}({', '.join([repr(words), *given])})"
+        arguments += ["model=...", "tokenizer=..."]
+    if arguments:
+        return f"dpft.{name}({', '.join([repr(words), *arguments])})"
     return shlex.join(["dpft", name, *words])
 
 
@@ -327,7 +328,7 @@ def statement(
     records: int,
     unparsed: int | None,
     prompts: Prompts,
-) -> Generated:
+) -> GeneratedPrivacy:
     """Returns the content of the file beside synthetic records.
 
     Args:
@@ -342,7 +343,7 @@ def statement(
         prompts: What the model continued.
     """
     promised = None if prompts == OWN_RECORDS else privacy
-    return Generated(
+    return GeneratedPrivacy(
         private=promised is not None and promised.private,
         guarantee=promised,
         run=run,
@@ -473,11 +474,11 @@ def headline(record: PrivateVocabulary | OpenVocabulary) -> str:
 
 
 def rows(record: PrivateVocabulary | OpenVocabulary) -> list[tuple[str, str]]:
-    """Returns the mechanism and what was made by it, quantity and value."""
-    made = [("tokenizer", "none yet: see the message of the command")]
+    """Return quantity and value of the mechanism and of the tokenizer that it resulted in."""
+    tokenizer_rows = [("tokenizer", "none yet: see the message of the command")]
     pieces = record.pieces
     if pieces is not None:
-        made = [
+        tokenizer_rows = [
             ("pieces", f"{pieces.vocab_size}, by {record.algorithm}"),
             ("tokens, special ones and sentinels included", f"{pieces.tokens}"),
             ("tokenizer's SHA-256", f"`{pieces.tokenizer_sha256}`"),
@@ -485,7 +486,7 @@ def rows(record: PrivateVocabulary | OpenVocabulary) -> list[tuple[str, str]]:
     begun = [] if record.date is None else [("begun on (UTC)", record.date)]
     if isinstance(record, OpenVocabulary):
         size = ("number of examples", f"{record.num_examples} ({record.num_examples_source})")
-        return [size, *made, ("data", record.data), *begun]
+        return [size, *tokenizer_rows, ("data", record.data), *begun]
     plan, histogram = record.plan, _histogram(record)
     counted = f"{plan.num_examples} ({histogram.num_examples_source}); ε does not hide it"
     return [
@@ -502,7 +503,7 @@ def rows(record: PrivateVocabulary | OpenVocabulary) -> list[tuple[str, str]]:
         ("threshold", f"{histogram.threshold:.6g}"),
         ("noise source", record.noise_source),
         ("words that reached the threshold", f"{record.words_kept}"),
-        *made,
+        *tokenizer_rows,
         ("data", record.data),
         *begun,
         ("ledger", f"{record.ledger.lines} lines, head `{record.ledger.head}`"),

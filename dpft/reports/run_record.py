@@ -1,4 +1,4 @@
-"""A run's public files as values, read once for reports of one run and of many; and metrics.json.
+"""Read a run's public files into one object, and write metrics.json.
 
 Scores of private records, and how many were scored, are a function of single records that no
 epsilon covers: two sets of records that differ by one have other digits. So an entry of a private
@@ -21,8 +21,8 @@ from dpft.config.schema import TrainConfig
 from dpft.errors import InputError
 from dpft.evaluation.scores import PRIVATE_SPLIT, Metrics, ScoreEntry, split_note
 from dpft.models.source import ModelConfig
-from dpft.reports.pages import render_markdown
-from dpft.reports.promises import PrivateRun, RunPrivacy
+from dpft.reports.privacy_json import PrivateRun, RunPrivacy
+from dpft.reports.rendering import render_markdown
 from dpft.reports.scores import score_tables
 from dpft.run_folder import (
     AUDIT,
@@ -88,16 +88,16 @@ def read_evaluations(folder: Path) -> list[ScoreEntry]:
 
 
 def read_own_evaluations(folder: Path) -> list[ScoreEntry]:
-    """Returns all entries, those of private splits as private/metrics.json has them.
+    """Return all entries, those of private splits as private/metrics.json has them.
 
-    Where that is gone, as from a folder that was handed on, they are as metrics.json has them.
+    If that file is missing, as in a released folder, entries are as metrics.json has them.
     """
-    own = {entry.place: entry for entry in _read(folder / PRIVATE_METRICS)}
-    found = []
+    private_entries = {entry.place: entry for entry in _read(folder / PRIVATE_METRICS)}
+    entries = []
     for entry in _read(folder / METRICS):
-        kept = own.pop(entry.place, entry)
-        found.append(kept if entry.is_private else entry)
-    return found + list(own.values())
+        kept = private_entries.pop(entry.place, entry)
+        entries.append(kept if entry.is_private else entry)
+    return entries + list(private_entries.values())
 
 
 def write_metrics(
@@ -125,20 +125,23 @@ def write_metrics(
 def _write(
     folder: Path, entries: Sequence[ScoreEntry], published: Mapping[tuple[str, str], bool]
 ) -> None:
-    """Writes all entries into both files, the private one and its report first.
+    """Write all entries into both files, the private file and its report first.
 
     Args:
-        folder: It exists.
+        folder: An existing folder.
         entries: Whole as far as they are known.
         published: Splits to whether they are shown, rounded; of any other metrics.json shows what
             it showed: an edit of it must not bring more out of private/.
     """
     were = {entry.place: entry for entry in _read(folder / METRICS)}
-    own = tuple(entry for entry in entries if entry.is_private and entry.examples is not None)
-    if own or (folder / PRIVATE_METRICS).exists():
-        tables = score_tables([entry.marked(False) for entry in own])
+    private_entries = tuple(
+        entry for entry in entries if entry.is_private and entry.examples is not None
+    )
+    if private_entries or (folder / PRIVATE_METRICS).exists():
+        tables = score_tables([entry.marked(False) for entry in private_entries])
         report = render_markdown("private_report.md.j2", tables=tables, private_split=PRIVATE_SPLIT)
-        write_model(private_path(folder, PRIVATE_METRICS), Metrics(evaluations=own), mode=0o600)
+        metrics = Metrics(evaluations=private_entries)
+        write_model(private_path(folder, PRIVATE_METRICS), metrics, mode=0o600)
         write_text(private_path(folder, PRIVATE_REPORT), report, mode=0o600)
     public = []
     for entry in entries:
@@ -233,13 +236,13 @@ def read_overrides(folder: Path) -> tuple[str, ...] | None:
 
 
 def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Returns the folders of finished runs, and those of runs that have no report yet.
+    """Return the folders of finished runs, and those of runs that have no report yet.
 
     Args:
         named: Folders of runs, or of sweeps, whose runs are taken in the order of their numbers.
     """
-    found = [run for folder in named for run in runs_in(folder)]
-    distinct = list({run.resolve(): run for run in found}.values())
+    runs = [run for folder in named for run in runs_in(folder)]
+    distinct = list({run.resolve(): run for run in runs}.values())
     finished = [run for run in distinct if (run / PRIVACY).exists()]
     return finished, [run for run in distinct if run not in finished]
 
@@ -273,13 +276,13 @@ def with_kind(name: str, folder: Path | None) -> str:
 
 
 def data_name(task: Task) -> str:
-    """Returns the task and where its rows came from, such as ``e2e (embedded sample)``."""
+    """Return the task and the source of its rows, such as ``e2e (embedded sample)``."""
     source = "local" if task.data_dir is not None else task.source
-    known = {
+    descriptions = {
         "local": "local files",
         "embedded": "embedded sample",
         "memory": "rows given by a program",
         "hub": f"{task.hub_name} on the hub",
         "url": "the addresses of task.urls",
     }
-    return f"{task.name} ({known.get(source, source)})" if source else task.name
+    return f"{task.name} ({descriptions.get(source, source)})" if source else task.name

@@ -1,4 +1,4 @@
-"""A run's scores in its report: tables by split, confused classes, and scores while training.
+"""The tables of scores in a run's report.
 
 The report states which direction of a metric is better and what the metric means. Of a private
 split an entry of metrics.json may say no more than that its scores are in private/. For public
@@ -20,10 +20,10 @@ from dpft.evaluation.scores import STAGES, ConfusedClasses, ScoreEntry, SplitSco
 from dpft.privacy.accounting.interpretation import best_attack_accuracy
 from dpft.privacy.accounting.summary import eps_text, round_up
 from dpft.privacy.plan import EXAMPLE
-from dpft.reports.pages import COLORS, draw_svg, heat_map
-from dpft.reports.promises import PrivateRun, RunPrivacy, guarantee, is_promised
+from dpft.reports.privacy_json import PrivateRun, RunPrivacy, guarantee, is_promised
+from dpft.reports.rendering import COLORS, draw_svg, heat_map
 from dpft.run_folder import WRONG_IMAGES
-from dpft.tasks.base import TASKS, Task
+from dpft.tasks.base import TASKS
 from dpft.tasks.images import IMAGE, ImageTask
 from dpft.training.progress_record import ProgressLine
 
@@ -96,11 +96,13 @@ def _table(task: str, split: str, entries: Sequence[ScoreEntry]) -> ScoreTable:
 
 
 def _shown_texts(entries: Sequence[ScoreEntry]) -> list[ShownText]:
-    """Returns the texts of a split's entries; none unless each says that the split is public."""
+    """Return the texts of a split's entries; no texts unless every entry marks it as public."""
     if not all(entry.split_is_public for entry in entries):
         return []
     samples = {entry.stage: entry.samples or () for entry in entries}
-    named = _image_words if _are_images(entries) else str
+    task_classes = [TASKS.entries().get(entry.task) for entry in entries]
+    are_images = all(cls is not None and issubclass(cls, ImageTask) for cls in task_classes)
+    named = _image_words if are_images else str
     before = {sample.input: sample.prediction for sample in samples.get("before", [])}
     return [
         ShownText(
@@ -113,10 +115,6 @@ def _shown_texts(entries: Sequence[ScoreEntry]) -> list[ShownText]:
     ]
 
 
-def _are_images(entries: Sequence[ScoreEntry]) -> bool:
-    return all(issubclass(TASKS.entries().get(entry.task, Task), ImageTask) for entry in entries)
-
-
 def _image_words(name: str) -> str:
     """Returns what an image is called: by its file, or, where it is none's, by its number alone."""
     number, _, file = name.partition(": ")
@@ -125,17 +123,17 @@ def _image_words(name: str) -> str:
 
 
 def _not_computed(evaluations: Sequence[ScoreEntry]) -> dict[str, list[str]]:
-    """Returns the metrics without a value; where one has, at another stage, its stage is named."""
+    """Return the metrics without a value by reason; name the stage if another stage has a value."""
     computed = {name for entry in evaluations for name in entry.metrics}
     reasons = {
         f"{name} {STAGES[entry.stage]}" if name in computed else name: why
         for entry in evaluations
         for name, why in entry.not_computed.items()
     }
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for name, why in reasons.items():
-        found.setdefault(why, []).append(name)
-    return found
+        by_reason.setdefault(why, []).append(name)
+    return by_reason
 
 
 def specs_of(config: TrainConfig, keys: Iterable[str]) -> dict[str, MetricSpec]:
@@ -145,9 +143,9 @@ def specs_of(config: TrainConfig, keys: Iterable[str]) -> dict[str, MetricSpec]:
         config: Content of config.yaml; its task's metrics decide between two metrics of one key.
         keys: Keys of ``metrics``.
     """
-    known = METRICS.entries()
-    chosen = [known[name] for name in config.task.metrics if name in known]
-    by_key = {spec.reported_as: spec for spec in [*known.values(), *chosen]}
+    registered = METRICS.entries()
+    chosen = [registered[name] for name in config.task.metrics if name in registered]
+    by_key = {spec.reported_as: spec for spec in [*registered.values(), *chosen]}
     return {key: by_key[key] for key in keys if key in by_key}
 
 
@@ -157,8 +155,8 @@ def main_metric(config: TrainConfig, keys: Sequence[str]) -> str | None:
     Returns:
         None if no metric has one.
     """
-    known = METRICS.entries()
-    chosen = [known[name].reported_as for name in config.task.metrics if name in known]
+    registered = METRICS.entries()
+    chosen = [registered[name].reported_as for name in config.task.metrics if name in registered]
     specs = specs_of(config, keys)
     return next((key for key in [*chosen, *keys] if key in specs and specs[key].better), None)
 
@@ -197,25 +195,25 @@ def confused_entries(evaluations: Sequence[ScoreEntry]) -> list[ScoreEntry]:
 
 
 def confused_pairs(confusion: ConfusedClasses) -> list[tuple[str, str, int]]:
-    """Returns the classes most often taken for another, the most frequent first.
+    """Return the pairs of classes that are confused most often, the most frequent first.
 
     >>> confused_pairs(ConfusedClasses(labels=("a", "b"), counts=((5, 2), (3, 7))))
     [('b', 'a', 3), ('a', 'b', 2)]
     """
     labels = confusion.labels
-    found = [
-        (labels[right], labels[taken], count)
+    pairs = [
+        (labels[right], labels[predicted], count)
         for right, row in enumerate(confusion.counts)
-        for taken, count in enumerate(row)
-        if right != taken and count
+        for predicted, count in enumerate(row)
+        if right != predicted and count
     ]
-    return sorted(found, key=lambda pair: -pair[2])[:PAIRS]
+    return sorted(pairs, key=lambda pair: -pair[2])[:PAIRS]
 
 
 def confusion_figures(
     entry: ScoreEntry, pictures: Mapping[str, bytes], *, alone: bool
 ) -> list[Markup]:
-    """Returns which class was taken for which as a heat map, and wrongly classed images.
+    """Return a heat map of the confused classes, and the images that were classified wrongly.
 
     Args:
         entry: Scores of a public split that has classes.
@@ -224,7 +222,7 @@ def confusion_figures(
     """
     assert entry.confusion is not None
     labels, counts = entry.confusion.labels, entry.confusion.counts
-    found = []
+    figures = []
     if len(labels) <= MOST_CLASSES:
         plot = heat_map(
             counts,
@@ -234,14 +232,14 @@ def confusion_figures(
             columns=("taken for", labels),
             scale=(0, max(map(max, counts))),
         )
-        found.append(plot)
+        figures.append(plot)
     name = WRONG_IMAGES if alone else f"_{entry.split}.".join(WRONG_IMAGES.split("."))
     if name in pictures:
         content = base64.b64encode(pictures[name]).decode()
         alternative = "Images of this split that were classed wrongly."
         address = f"data:image/png;base64,{content}"
-        found.append(Markup('<img src="{}" alt="{}">').format(address, alternative))
-    return found
+        figures.append(Markup('<img src="{}" alt="{}">').format(address, alternative))
+    return figures
 
 
 MOST_TICKS = 8
@@ -273,15 +271,15 @@ class Series:
 def series_of(
     progress: Sequence[ProgressLine], privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> list[Series]:
-    """Returns a series for each public task and split that was scored while training."""
+    """Return a series for each task and public split that was scored during training."""
     private = {entry.place[:2] for entry in evaluations if not entry.split_is_public}
-    scheduled = {(each.task, each.split) for line in progress for each in line.evaluations or ()}
-    found: dict[tuple[str, str], list[Row]] = {}
+    scheduled = {(entry.task, entry.split) for line in progress for entry in line.evaluations or ()}
+    rows_by_split: dict[tuple[str, str], list[Row]] = {}
     for step, epsilon, entries in _points(progress, privacy, evaluations):
         for entry in entries:
             place = (entry.task, entry.split)
             if place in scheduled - private:
-                found.setdefault(place, []).append((step, epsilon, entry.metrics))
+                rows_by_split.setdefault(place, []).append((step, epsilon, entry.metrics))
     return [
         Series(
             task=task,
@@ -289,7 +287,7 @@ def series_of(
             metrics=list(dict.fromkeys(name for _, _, scores in rows for name in scores)),
             rows=_never_falling(rows),
         )
-        for (task, split), rows in found.items()
+        for (task, split), rows in rows_by_split.items()
     ]
 
 

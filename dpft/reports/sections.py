@@ -1,4 +1,4 @@
-"""The parts of a run's report and of a model's card.
+"""The sections of a run's report and of its model card.
 
 Every part is public: it follows from config.yaml and privacy.json. Sentences mark code and stress
 as Markdown does.
@@ -14,7 +14,8 @@ from dpft.privacy.accounting.summary import Answer, Interval, NoAnswer, delta_te
 from dpft.privacy.mechanisms.dp_sgd import DPSGD
 from dpft.privacy.plan import EXAMPLE, SAMPLER, ClippingPlan, PrivacyPlan
 from dpft.reports.epsilon import delta_notes
-from dpft.reports.privacy_record import (
+from dpft.reports.privacy_json import OpenRun, PrivateRun, RunPrivacy, Selection, guarantee
+from dpft.reports.privacy_sentences import (
     alarms,
     audited_rows,
     canary_sentences,
@@ -24,7 +25,6 @@ from dpft.reports.privacy_record import (
     starting_sentences,
     unprotected_canaries,
 )
-from dpft.reports.promises import OpenRun, PrivateRun, RunPrivacy, Selection, guarantee
 from dpft.reports.run_record import data_name, model_title
 from dpft.run_folder import LEDGER
 from dpft.strict_model import as_json
@@ -117,30 +117,30 @@ def not_private(privacy: OpenRun) -> str:
 
 
 def what_epsilon_is_of(privacy: PrivateRun) -> str:
-    """Returns whether epsilon is of more than training, and what a private tokenizer adds to it."""
-    own = "the training alone"
+    """Return what epsilon covers besides the training, and what a private tokenizer adds to it."""
+    scope = "the training alone"
     if privacy.plan.counts is not None:
-        own = "the training and the histogram of its synthesis together"
+        scope = "the training and the histogram of its synthesis together"
     if privacy.with_tokenizer is None:
-        return "" if privacy.plan.counts is None else f" That is {own}."
+        return "" if privacy.plan.counts is None else f" That is {scope}."
     epsilon, delta = guarantee(privacy)
     return (
-        f" That is {own}; the model comes with a tokenizer that the records made, too,"
+        f" That is {scope}; the model comes with a tokenizer that the records made, too,"
         f" and both together are **(ε = {eps_text(epsilon)}, δ = {delta_text(delta)})"
         "-differentially private**."
     )
 
 
 def warnings(config: TrainConfig, privacy: RunPrivacy) -> list[str]:
-    """Returns the warnings that stand under the headline, a sentence each."""
+    """Return the warnings below the headline, one sentence each."""
     shown = isinstance(privacy, PrivateRun) and config.privacy.show_diagnostics
     losses = (
         "**Training losses were shown while training (`privacy.show_diagnostics=true`), and with"
         " them the time of each step; ε does not cover them.**"
     )
-    found = [f"Warning: {warning}" for warning in privacy.warnings]
-    found += unprotected_canaries(config, privacy)
-    return [losses, *found] if shown else found
+    sentences = [f"Warning: {warning}" for warning in privacy.warnings]
+    sentences += unprotected_canaries(config, privacy)
+    return [losses, *sentences] if shown else sentences
 
 
 def training_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
@@ -176,15 +176,15 @@ def training_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
 
 
 def input_rows(config: TrainConfig) -> list[Row]:
-    """Returns what every record is made into before the model reads it; public constants."""
+    """Return how every record is prepared before the model reads it; public constants."""
     task, model = config.task, config.model
     rows: list[Row] = []
     if isinstance(task, TextualTask) and task.max_length is not None:
         rows.append(("longest example", f"{task.max_length} tokens"))
     if isinstance(task, ImageTask):
         size, views = task.image_size, task.augmentations
-        made = f"{size} x {size}, less mean {task.mean}, by {task.std}"
-        rows.append(("images", made))
+        preparation = f"{size} x {size}, less mean {task.mean}, by {task.std}"
+        rows.append(("images", preparation))
         if views:
             rows.append(("random views of a record", f"{views}, clipped as one"))
     if model.replace_batch_norm:
@@ -238,18 +238,18 @@ def mechanism_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
 
 
 def _tokenizer_rows(privacy: PrivateRun) -> list[Row]:
-    """Returns what the tokenizer cost by itself and with the training; none where it is public."""
+    """Return the cost of a private tokenizer, alone and with the training; no rows otherwise."""
     if privacy.with_tokenizer is None:
         return []
-    own = privacy.with_tokenizer.tokenizer
+    tokenizer = privacy.with_tokenizer.tokenizer
     epsilon, delta = guarantee(privacy)
-    composed = f" composed by pld; added up ε {eps_text(own.simple_composition)}"
-    if epsilon >= own.simple_composition:
+    composed = f" composed by pld; added up ε {eps_text(tokenizer.simple_composition)}"
+    if epsilon >= tokenizer.simple_composition:
         composed = " added up"
     both = f"ε {eps_text(epsilon)}, δ {delta_text(delta)},{composed}"
     return [
-        ("tokenizer", f"ε {eps_text(own.epsilon)}, δ {delta_text(own.delta)}"),
-        ("tokenizer's ledger", f"{own.ledger.lines} lines, head `{own.ledger.head}`"),
+        ("tokenizer", f"ε {eps_text(tokenizer.epsilon)}, δ {delta_text(tokenizer.delta)}"),
+        ("tokenizer's ledger", f"{tokenizer.ledger.lines} lines, head `{tokenizer.ledger.head}`"),
         ("training and tokenizer", both),
     ]
 

@@ -1,4 +1,4 @@
-"""Output of a command on stdout: sentences, tables of the library rich, or one JSON object.
+"""Print a command's answer on stdout: sentences, tables with rich, or one JSON object.
 
 On a terminal texts are wrapped to its width and headings stand out. In a pipe or a file a sentence
 is one line, a row of a table is one line, and there is no color: so that they can be searched.
@@ -41,26 +41,21 @@ class Grid:
         width = max(map(len, [*self.rows, self.columns]), default=0)
         for place in range(width):
             head = self.columns[place] if self.columns else ""
-            right = bool(self.columns) and place > 0 and self._holds_numbers(place)
+            cells = [row[place] for row in self.rows if place < len(row)]
+            are_numbers = all(cell[0].isdigit() or cell[0] in "-–+" for cell in cells if cell)
+            right = bool(self.columns) and place > 0 and are_numbers
             table.add_column(
                 Text(head, style="dim"),
                 justify="right" if right else "left",
                 overflow="fold",
                 no_wrap=right,
-                min_width=min(12, self._longest(place)) if place == 0 else None,
+                min_width=min(12, max(map(len, cells), default=0)) if place == 0 else None,
             )
         for row in self.rows:
             table.add_row(*map(styled, row))
         if not self.title:
             return table
         return Group(Text(self.title, style="bold"), Padding(table, (0, 0, 0, 2)))
-
-    def _holds_numbers(self, place: int) -> bool:
-        cells = [row[place] for row in self.rows if place < len(row) and row[place]]
-        return all(cell[0].isdigit() or cell[0] in "-–+" for cell in cells)
-
-    def _longest(self, place: int) -> int:
-        return max((len(row[place]) for row in self.rows if place < len(row)), default=0)
 
 
 def show(parts: Sequence[Grid | str]) -> None:
@@ -79,15 +74,15 @@ def show(parts: Sequence[Grid | str]) -> None:
 
 
 def styled(text: str) -> Text:
-    """Returns a sentence of a report without its marks, what is strong in bold.
+    """Return a sentence of a report without its Markdown marks; strong text is bold.
 
     >>> styled("**No** `run` is left.").plain
     'No run is left.'
     """
-    found = Text()
+    rich_text = Text()
     for place, piece in enumerate(STRONG.split(CODE.sub(r"\1", text))):
-        found.append(piece, style="bold" if place % 2 else None)
-    return found
+        rich_text.append(piece, style="bold" if place % 2 else None)
+    return rich_text
 
 
 def _print(parts: Sequence[Grid | str], console: Console) -> None:

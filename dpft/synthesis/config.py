@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal
 from omegaconf import DictConfig
 from pydantic import Field
 
-from dpft.config.answers import Output
 from dpft.config.hydra_compose import Words, given_overrides
 from dpft.config.load import load, load_saved
+from dpft.config.output_keys import Output
 from dpft.config.schema import AnyMethod, AnyOptimizer, check_units_fit
 from dpft.config.section import ChosenBy, CrossCheck, Root, Section, by_name
 from dpft.errors import InputError
@@ -165,10 +165,10 @@ def expand(overrides: list[str]) -> list[str]:
 
     A draft of a schema draws no noise and needs no epsilon.
     """
-    given = given_overrides(overrides)
-    if given.get("schema") == DRAFT and "privacy.eps" not in given:
+    values = given_overrides(overrides)
+    if values.get("schema") == DRAFT and "privacy.eps" not in values:
         overrides = [*overrides, "privacy.eps=1"]
-    is_small = given.get("model") == "tiny" or {"method", "resume"} & set(given)
+    is_small = values.get("model") == "tiny" or {"method", "resume"} & set(values)
     return overrides if is_small else ["method=lora", *overrides]
 
 

@@ -1,4 +1,4 @@
-"""A draft of a schema, derived from the private records and therefore written to private/.
+"""Draft a schema from the private records, for their owner to edit.
 
 Its owner must check each line before it becomes public.
 """
@@ -98,7 +98,7 @@ def _guess(name: str, cells: Sequence[object]) -> tuple[dict[str, Any], str]:
 
 
 def _range_of(numbers: Sequence[Decimal]) -> dict[str, Any]:
-    places = min(6, max(0, *(-int(each.as_tuple().exponent) for each in numbers)))
+    places = min(6, max(0, *(-int(number.as_tuple().exponent) for number in numbers)))
     if places == 0:
         return {"type": "integer", "minimum": int(min(numbers)), "maximum": int(max(numbers))}
     step = Decimal(1).scaleb(-places)

@@ -1,4 +1,4 @@
-"""Synthetic rows by the trained model: for each cell as many as its share, each valid.
+"""Generate valid synthetic rows for each cell with the trained model.
 
 Everything follows from released counts, the released model and the schema, so it costs no epsilon.
 A row that breaks a rule is drawn again with other random numbers and counted. Rows are written to
@@ -15,12 +15,12 @@ import numpy as np
 from transformers import LogitsProcessorList
 
 from dpft.commands.ledger_account import saved_run
+from dpft.commands.progress_bars import batch_progress
 from dpft.commands.task_model import trained_model_of_run
-from dpft.commands.tracking import batch_progress
 from dpft.generation.decoding import generate_texts
 from dpft.generation.processors import nucleus_processors, root_seed, uniforms
 from dpft.run_folder import TRAINING, read_json, write_json
-from dpft.synthesis.plan import GIVEN_COLUMN, PublicPart
+from dpft.synthesis.plan import GIVEN_COLUMN, SynthesisPlan
 from dpft.synthesis.rows import RowConstraint, compile_grammar
 from dpft.synthesis.schema import Row
 from dpft.tasks.custom import CustomTexts
@@ -44,20 +44,20 @@ class Drawn:
 class Writer:
     """The trained model, which writes rows."""
 
-    def __init__(self, part: PublicPart, folder: Path) -> None:
+    def __init__(self, plan: SynthesisPlan, folder: Path) -> None:
         """Load the model of a synthesis."""
         config = saved_run(str(folder / TRAINING))
         trained = trained_model_of_run(folder / TRAINING, config)
         task = trained.fitted(config.task)
         assert isinstance(task, CustomTexts)
-        self._task, self._rows = task, part.rows
+        self._task, self._rows = task, plan.rows
         self._outputs = trained.outputs(
-            task, part.config.train.prepare(), batch_size=part.config.batch_size, max_new_tokens=1
+            task, plan.config.train.prepare(), batch_size=plan.config.batch_size, max_new_tokens=1
         )
         encoding: Any = self._outputs.encoding
         self._encoding = encoding
-        self._grammar = compile_grammar(part.rows, encoding.tokenizer)
-        self._decode = part.config.decode.limited_to(part.max_target)
+        self._grammar = compile_grammar(plan.rows, encoding.tokenizer)
+        self._decode = plan.config.decode.limited_to(plan.max_target)
         self._seed = root_seed(self._decode.seed)
 
     def texts(self, prompts: Sequence[str], places: Sequence[int], attempt: int) -> list[str]:
@@ -121,7 +121,7 @@ class Writer:
         }
 
 
-def generate_rows(part: PublicPart, cells: Sequence[Mapping[str, Any]], folder: Path) -> Drawn:
+def generate_rows(plan: SynthesisPlan, cells: Sequence[Mapping[str, Any]], folder: Path) -> Drawn:
     """Return the synthetic rows, including those of blocks that are on disk.
 
     Raises:
@@ -132,15 +132,15 @@ def generate_rows(part: PublicPart, cells: Sequence[Mapping[str, Any]], folder: 
     starts = range(0, len(mixed), BLOCK)
     paths = [folder / BLOCKS / f"{number:06d}.json" for number in range(len(starts))]
     if not all(path.exists() for path in paths):
-        writer = Writer(part, folder)
+        writer = Writer(plan, folder)
         with batch_progress() as show:
             for start, path in zip(starts, paths, strict=True):
                 if not path.exists():
                     block = mixed[start : start + BLOCK]
-                    write_json(path, writer.block(block, start, part.config.retries))
+                    write_json(path, writer.block(block, start, plan.config.retries))
                 show("rows", min(start + BLOCK, len(mixed)), len(mixed))
     blocks = [read_json(path) for path in paths]
-    read = (part.rows.read(prompt, text) for block in blocks for prompt, text in block["rows"])
+    read = (plan.rows.read(prompt, text) for block in blocks for prompt, text in block["rows"])
     return Drawn(
         rows=tuple(row for row in read if row is not None),
         unparsed=sum(block["unparsed"] for block in blocks),

@@ -1,4 +1,4 @@
-"""The private histogram of the condition: how many rows each combination of public values has.
+"""The private histogram: the noisy number of rows for each combination of public values.
 
 A cell is one value of each column of the condition, missing values included. The schema alone
 decides which cells exist; each gets Gaussian noise, whether it has records or not. A unit changes
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpft.errors import InputError
-from dpft.privacy.mechanisms.histogram import GaussianCounts, noise_for_counts
+from dpft.privacy.mechanisms.histogram import GaussianCounts, noise_std_for_counts
 from dpft.synthesis.schema import Column, Schema, Value
 
 MOST_CELLS = 100_000
@@ -94,7 +94,7 @@ class Condition:
             InputError: If records were spread evenly, a cell would have fewer than the standard
                 deviation of the noise.
         """
-        noise = noise_for_counts(eps=share * eps, l2_cap=1.0, delta=delta)
+        noise = noise_std_for_counts(eps=share * eps, l2_cap=1.0, delta=delta)
         mean = num_examples / len(self.cells)
         if mean < noise:
             raise InputError(
@@ -123,12 +123,12 @@ class Condition:
         return sums.astype(np.float64) * RESOLUTION
 
 
-def shares(noisy: Sequence[float]) -> NDArray[np.float64]:
+def cell_shares(noisy: Sequence[float]) -> NDArray[np.float64]:
     """Return the share of each cell, by projection of the noisy counts.
 
-    >>> shares([6.0, 2.0, -1.0]).round(3).tolist()
+    >>> cell_shares([6.0, 2.0, -1.0]).round(3).tolist()
     [0.786, 0.214, 0.0]
-    >>> shares([-1.0, -3.0]).tolist()
+    >>> cell_shares([-1.0, -3.0]).tolist()
     [0.5, 0.5]
     """
     counts = np.asarray(noisy, np.float64)
@@ -143,10 +143,10 @@ def shares(noisy: Sequence[float]) -> NDArray[np.float64]:
     return result
 
 
-def allotted(of_cells: NDArray[np.float64], num: int) -> list[int]:
+def rows_per_cell(of_cells: NDArray[np.float64], num: int) -> list[int]:
     """Return how many of ``num`` rows each cell gets; the largest remainders are rounded up.
 
-    >>> allotted(shares([3.0, 2.0, 2.0]), 5)
+    >>> rows_per_cell(cell_shares([3.0, 2.0, 2.0]), 5)
     [2, 2, 1]
     """
     exact = of_cells * num

@@ -1,4 +1,4 @@
-"""Measures of synthetic rows and texts against real ones. They are private.
+"""Measure how similar synthetic rows are to real ones; the results are private.
 
 Beside each number is the value that it should be close to: usually the same number of controls,
 real rows that neither histogram nor model saw.
@@ -38,7 +38,7 @@ def frame_of(schema: Schema, rows: Sequence[Row]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names, dtype=object)
 
 
-def measured(schema: Schema, tables: Tables) -> tuple[Comparison, ...]:
+def compare_tables(schema: Schema, tables: Tables) -> tuple[Comparison, ...]:
     """Return every measure, the summary first."""
     columns, pairs = column_distances(schema, tables), associations(schema, tables)
     useful = usefulness(schema, tables)
@@ -48,12 +48,12 @@ def measured(schema: Schema, tables: Tables) -> tuple[Comparison, ...]:
     short[f"worst column, {worst[:16]}"] = (columns.rows[worst][0], columns.rows[worst][1])
     if pairs.rows:
         real, *others = np.array(list(pairs.rows.values())).T
-        apart = [float(np.abs(each - real).mean()) for each in others]
-        short["pairs, mean difference of Cramér's V"] = (apart[0], apart[1])
+        differences = [float(np.abs(other - real).mean()) for other in others]
+        short["pairs, mean difference of Cramér's V"] = (differences[0], differences[1])
     texts = [column for column in schema.learned if column.kind == TEXT]
     for column in texts:
-        synthetic, _, held = (frame[column.name].dropna().tolist() for frame in tables)
-        accuracy = told_apart(synthetic, held)
+        synthetic, _, controls = (frame[column.name].dropna().tolist() for frame in tables)
+        accuracy = classifier_accuracy(synthetic, controls)
         if accuracy is not None:
             short[f"{column.name[:16]}: told from real ones"] = (accuracy, 0.5)
     rows, *real_rows = (set(frame.itertuples(index=False, name=None)) for frame in tables)
@@ -82,7 +82,7 @@ def binned(column: Column, values: pd.Series) -> pd.Series:
     """
     names: Any
     if column.options:
-        named = {each: str(each) for each in column.options if each is not None}
+        named = {option: str(option) for option in column.options if option is not None}
         if column.kind == "boolean":
             named = {True: "true", False: "false"}
         labels, names = list(named.values()), values.map(named)
@@ -106,7 +106,9 @@ def binned(column: Column, values: pd.Series) -> pd.Series:
 def binned_counts(column: Column, sides: Mapping[str, pd.DataFrame]) -> Comparison:
     """Return how many rows of each table are in each bin of a column; empty bins are left out."""
     bins = {side: binned(column, frame[column.name]) for side, frame in sides.items()}
-    counts = pd.DataFrame({side: each.value_counts(sort=False) for side, each in bins.items()})
+    counts = pd.DataFrame(
+        {side: side_bins.value_counts(sort=False) for side, side_bins in bins.items()}
+    )
     counts = counts[counts.any(axis=1)]
     rows = {str(name) or "missing": tuple(map(int, row)) for name, *row in counts.itertuples()}
     return Comparison(title=f"Column {column.name}", columns=tuple(sides), rows=rows)
@@ -121,9 +123,11 @@ def column_distance(column: Column, one: pd.Series, other: pd.Series) -> float:
     from scipy.stats import ks_2samp
 
     if column.options:
-        first, second = (binned(column, each).value_counts(normalize=True) for each in (one, other))
+        first, second = (
+            binned(column, sample).value_counts(normalize=True) for sample in (one, other)
+        )
         return float((first - second).abs().sum() / 2)
-    samples = [numbers(column, each).dropna() for each in (one, other)]
+    samples = [numbers(column, sample).dropna() for sample in (one, other)]
     if min(map(len, samples)) == 0:
         return float(len(samples[0]) != len(samples[1]))
     return float(ks_2samp(*samples).statistic)
@@ -133,8 +137,8 @@ def column_distances(schema: Schema, tables: Tables) -> Comparison:
     """Return the distance of each column of synthetic rows and controls from the training rows."""
     rows = {
         c.name: tuple(
-            column_distance(c, each[c.name], tables.training[c.name])
-            for each in (tables.synthetic, tables.controls)
+            column_distance(c, table[c.name], tables.training[c.name])
+            for table in (tables.synthetic, tables.controls)
         )
         for c in schema.learned
     }
@@ -154,7 +158,7 @@ def associations(schema: Schema, tables: Tables) -> Comparison:
     ]
     rows = {}
     for one, other in itertools.combinations((column.name for column in schema.learned), 2):
-        crossed = [pd.crosstab(each[one], each[other]).to_numpy() for each in bins]
+        crossed = [pd.crosstab(columns[one], columns[other]).to_numpy() for columns in bins]
         rows[f"{one}, {other}"] = tuple(
             float(association(table, method="cramer")) if min(table.shape) > 1 else 0.0
             for table in crossed
@@ -219,7 +223,7 @@ def word_features(text: str) -> list[str]:
     return ["", *words, *(f"{one} {other}" for one, other in itertools.pairwise(words))]
 
 
-def told_apart(synthetic: Sequence[str], real: Sequence[str]) -> float | None:
+def classifier_accuracy(synthetic: Sequence[str], real: Sequence[str]) -> float | None:
     """Return how often a classifier tells synthetic texts from real ones; chance is 0.5.
 
     This is the classifier two-sample test of Lopez-Paz and Oquab 2017 (arXiv 1610.06545): balanced
@@ -258,7 +262,10 @@ def copies(
     exact, near = set(plain(synthetic)), NearDuplicates(synthetic)
     phrases = frozenset[str]().union(*map(grams_of, synthetic))
     sides = {"training records": training} | ({} if others is None else {"other records": others})
-    found = [[len(e & phrases) / len(e) for e in map(grams_of, texts)] for texts in sides.values()]
+    shares_found = [
+        [len(grams & phrases) / len(grams) for grams in map(grams_of, texts)]
+        for texts in sides.values()
+    ]
     measures = [
         (
             len(texts),
@@ -267,7 +274,7 @@ def copies(
             100 * float(np.mean(shares)),
             100 * float(np.quantile(shares, 0.95)),
         )
-        for texts, shares in zip(sides.values(), found, strict=True)
+        for texts, shares in zip(sides.values(), shares_found, strict=True)
     ]
     names = (
         "records compared", "that are a synthetic text, %", "with a near duplicate, %",
@@ -276,7 +283,7 @@ def copies(
     rows = dict(zip(names, zip(*measures, strict=True), strict=True))
     note = None
     if others is not None:
-        test = mannwhitneyu(*found, alternative="greater")
+        test = mannwhitneyu(*shares_found, alternative="greater")
         note = (
             "More phrases of a training record are found than of another record with probability"
             f" {test.statistic / (len(training) * len(others)):.3f} (p = {test.pvalue:.2g}); 0.5"

@@ -1,57 +1,60 @@
-"""What is fixed before noise is drawn: the public plan, and how one epsilon is divided.
+"""The public plan of a synthesis, and the division of epsilon between its parts.
 
 The histogram spends ``privacy.share`` of epsilon by itself. The training gets the least noise with
 which both together, composed by PLD at the same delta, keep within epsilon.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpft.commands.python_api import IN_MEMORY, TRAIN_COMMAND
 from dpft.commands.task_model import TrainedModel
 from dpft.config.schema import TrainCommand
+from dpft.constants import OWN_DATA
 from dpft.errors import InputError
-from dpft.kinds import OWN_DATA
 from dpft.models.architecture import max_positions, read_architecture
 from dpft.privacy.accounting import evaluate
 from dpft.privacy.accounting.calibration import smallest_noise
 from dpft.privacy.accounting.mechanism import AccountantError, Composition, SampledGaussian
 from dpft.privacy.mechanisms.histogram import GaussianCounts
 from dpft.privacy.plan import GIVEN, DeltaSource, check_delta, default_delta
+from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
+from dpft.strict_model import values_of
 from dpft.synthesis.config import SharedPrivacy, SynthesizeConfig
 from dpft.synthesis.histogram import Condition
 from dpft.synthesis.rows import RowFormat, check_tokenizer, compile_grammar
-from dpft.synthesis.schema import Schema
 
 GIVEN_COLUMN, ROW_COLUMN = "__given__", "__row__"
 """Columns of the training's records: what the model reads of a row, and what it writes."""
+SECTIONS = ("model", "method", "train", "optimizer", "scheduler")
+"""Sections of the configuration that the training has, too."""
 ACCOUNTANT = "pld"
 """The tightest accountant that composes different noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicPart:
-    """The public plan of a synthesis."""
+class SynthesisPlan:
+    """The plan of a synthesis, which is public; see ``plan_synthesis``."""
 
     config: SynthesizeConfig
-    schema: Schema
+    """Of the synthesis; what the training's defaults follow from the size is filled in."""
     rows: RowFormat
     condition: Condition | None
     max_prompt: int
     """Most tokens of a prompt."""
     max_target: int
     """Most tokens of a target."""
-    tokenizer: Any
-    record: str
-    """What a record is, in words that follow "one"."""
-    num_examples: int = 0
-    """Number of rows, or units; 0 until it is known."""
-    num_examples_source: str = ""
-    delta: float | None = None
-    counts: GaussianCounts | None = None
+    unit_definition: str
+    """What the unit is, in words that follow "the unit is"."""
+    num_examples: int
+    """Number of rows, or units."""
+    num_examples_source: str
+    delta: float | None
+    """None without privacy."""
+    counts: GaussianCounts | None
     """The histogram and its noise; None without condition or privacy."""
-    noise_multiplier: float | None = None
+    noise_multiplier: float | None
     """Of the training; None without privacy."""
 
     @property
@@ -66,51 +69,97 @@ class PublicPart:
         is_given = self.guarantee is not None and self.guarantee.delta is not None
         return GIVEN if is_given else OWN_DATA
 
-    @property
-    def unit_definition(self) -> str:
-        """What the unit is, in words that follow "the unit is"."""
-        if self.guarantee is None:
-            return f"one {self.record}"
-        return self.guarantee.unit_definition(self.record)
 
-
-def public_part(config: SynthesizeConfig, schema: Schema) -> PublicPart:
-    """Return what follows from schema and configuration alone.
+def row_tokenizer(config: SynthesizeConfig, rows: RowFormat) -> Any:
+    """Return the tokenizer of the generator, if the model can write every row of the schema.
 
     Raises:
-        InputError: Condition or model do not fit, or llguidance is not installed.
+        InputError: The unit is no column, the model does not fit, or llguidance is not installed.
         RunError: The schema makes too large a grammar.
     """
-    condition = Condition.of(schema, config.condition) if config.condition else None
-    rows = RowFormat(schema=schema, condition=config.condition, form=config.form)
-    units = schema.named.keys() - {GIVEN_COLUMN, ROW_COLUMN}
+    units = rows.schema.named.keys() - {GIVEN_COLUMN, ROW_COLUMN}
     if config.privacy.has_units and config.privacy.unit not in units:
         raise InputError(
             "privacy.unit must be a column of the schema, of type: id or type: drop, and not named"
             f" {GIVEN_COLUMN} or {ROW_COLUMN}, got {config.privacy.unit!r}."
         )
-    known = plain_training(64).task
+    task = plain_training(64).task
     trained = TrainedModel(architecture=read_architecture(config.model))
-    tokenizer = trained.processor(known, trained.head(known))
+    tokenizer = trained.processor(task, trained.head(task))
     check_tokenizer(tokenizer)
-    prompt, target = rows.longest(tokenizer)
+    length = sum(rows.longest(tokenizer)) + 2
     positions = max_positions(trained.architecture.config())
-    if positions is not None and prompt + target + 2 > positions:
+    if positions is not None and length > positions:
         raise InputError(
-            f"the longest row that the schema allows has {prompt + target + 2} tokens, and"
+            f"the longest row that the schema allows has {length} tokens, and"
             f" model={config.model.name} has room for {positions}; lower max_tokens of its texts,"
             " drop a column, or set form=array."
         )
     compile_grammar(rows, tokenizer)  # fails before anything is spent
-    return PublicPart(
-        config=config,
-        schema=schema,
+    return tokenizer
+
+
+def plan_synthesis(
+    config: SynthesizeConfig,
+    rows: RowFormat,
+    condition: Condition | None,
+    tokenizer: Any,
+    num_units: int,
+) -> SynthesisPlan:
+    """Return the plan: the public size, the training's defaults, and the noise of each part.
+
+    Args:
+        config: Of the synthesis.
+        rows: How rows are written.
+        condition: The cells of the histogram, if there is one.
+        tokenizer: That of ``row_tokenizer``.
+        num_units: The number of rows, or units, in the data, which is public.
+
+    Raises:
+        InputError: The batch is larger than the data, delta is too large, the histogram would be
+            all noise, or epsilon is out of reach.
+    """
+    privacy = config.privacy
+    given_size = getattr(privacy, "num_examples", None)
+    size = num_units if given_size is None else given_size
+    train = config.train.for_own_data(size, method=config.method.name, is_user_data=True)
+    train = train.replace(expected_batch_size=train.batch_size(size))
+    delta: float | None = None
+    counts: GaussianCounts | None = None
+    noise_multiplier: float | None = None
+    record = plain_training(64).task.unit_definition
+    unit_definition = f"one {record}"
+    if isinstance(privacy, SharedPrivacy):
+        unit_definition = privacy.unit_definition(record)
+        delta = default_delta(size, OWN_DATA) if privacy.delta is None else privacy.delta
+        check_delta(delta, num_examples=size, allow_large=privacy.allow_large_delta)
+        assert privacy.eps is not None
+        if condition is not None:
+            counts = condition.plan(
+                eps=privacy.eps, share=privacy.share, delta=delta, num_examples=size
+            )
+        noise_multiplier = training_noise(
+            counts,
+            eps=privacy.eps,
+            delta=delta,
+            sample_rate=train.batch_size(size) / size,
+            steps=train.planned_steps(size),
+        )
+    max_prompt, max_target = rows.longest(tokenizer)
+    return SynthesisPlan(
+        config=config.replace(train=train),
         rows=rows,
         condition=condition,
-        max_prompt=prompt,
-        max_target=target,
-        tokenizer=tokenizer,
-        record=known.unit_definition,
+        max_prompt=max_prompt,
+        max_target=max_target,
+        unit_definition=unit_definition,
+        num_examples=size,
+        num_examples_source=(
+            "counted in the data" if given_size is None else "privacy.num_examples"
+        ),
+        delta=delta,
+        counts=counts,
+        noise_multiplier=noise_multiplier,
     )
 
 
@@ -140,38 +189,26 @@ def plain_training(max_length: int, weights: tuple[float, ...] = ()) -> TrainCom
     return command
 
 
-def with_noise(part: PublicPart, num_units: int) -> PublicPart:
-    """Return the plan with the public size, the training's defaults, and the noise of each part.
-
-    Raises:
-        InputError: The batch is larger than the data, delta is too large, the histogram would be
-            all noise, or epsilon is out of reach.
-    """
-    config, guarantee = part.config, part.guarantee
-    given = getattr(config.privacy, "num_examples", None)
-    size = num_units if given is None else given
-    train = config.train.for_own_data(size, method=config.method.name, own=True)
-    train = train.replace(expected_batch_size=train.batch_size(size))
-    source = "counted in the data" if given is None else "privacy.num_examples"
-    part = replace(
-        part,
-        config=config.replace(train=train),
-        num_examples=size,
-        num_examples_source=source,
+def training_command(plan: SynthesisPlan) -> TrainCommand:
+    """Return the training of the generator: a run on rows as text, with the plan's noise."""
+    config = plan.config
+    weights = () if config.text_weight == 1 else plan.rows.json_weights(config.text_weight)
+    plain = plain_training(plan.max_prompt + plan.max_target + 2, weights)
+    kind = NoPrivacy if plan.guarantee is None else DifferentialPrivacy
+    privacy = values_of(config.privacy, kind)
+    if plan.guarantee is not None:
+        privacy |= {
+            "eps": None,
+            "noise_multiplier": plan.noise_multiplier,
+            "delta": plan.delta,
+            "num_examples": plan.num_examples,
+            "accountant": ACCOUNTANT,
+        }
+    return plain.replace(
+        privacy=kind(**privacy),
+        eval=plain.eval.replace(enabled=False),
+        **{key: getattr(config, key) for key in SECTIONS},
     )
-    if guarantee is None:
-        return part
-    delta = default_delta(size, OWN_DATA) if guarantee.delta is None else guarantee.delta
-    check_delta(delta, num_examples=size, allow_large=guarantee.allow_large_delta)
-    assert guarantee.eps is not None
-    counts = None
-    if part.condition is not None:
-        counts = part.condition.plan(
-            eps=guarantee.eps, share=guarantee.share, delta=delta, num_examples=size
-        )
-    steps, rate = train.planned_steps(size), train.batch_size(size) / size
-    noise = training_noise(counts, eps=guarantee.eps, delta=delta, sample_rate=rate, steps=steps)
-    return replace(part, delta=delta, counts=counts, noise_multiplier=noise)
 
 
 def training_noise(

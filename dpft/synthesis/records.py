@@ -1,13 +1,16 @@
-"""Files of a synthesis and of ``audit=synthetic``: statement, measures, and what commands print.
+"""The files of a synthesis: statement, measures, and the answer of the command.
 
-All measures are tables, which the pages and the terminal show as they are.
+All measures, and those of ``audit=synthetic``, are tables, which the pages and the terminal show as
+they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from dpft.privacy.ledger import LedgerHead
 from dpft.privacy.plan import DeltaSource, Relation
+from dpft.reports.rendering import line
+from dpft.reports.terminal import Grid
 from dpft.strict_model import (
     AtLeastOne,
     Count,
@@ -18,6 +21,11 @@ from dpft.strict_model import (
     Positive,
     StrictModel,
     Versioned,
+)
+
+OWNERS = (
+    "**This page is for the owner of the data alone: it is made of private rows.** To leave out a"
+    " synthetic row because of what is here is a choice by private records, which ε does not cover."
 )
 
 
@@ -32,6 +40,35 @@ class Comparison(StrictModel):
     """The numbers of each row, by its name."""
     note: str | None = None
     """A sentence that explains them."""
+
+
+def cells(table: Comparison) -> list[tuple[str, ...]]:
+    """Return the rows of a table as texts: counts as they are, other numbers with three digits."""
+    return [
+        (name, *(str(value) if isinstance(value, int) else f"{value:.3f}" for value in values))
+        for name, values in table.rows.items()
+    ]
+
+
+def grid(table: Comparison) -> Grid:
+    """Return a table of numbers for a terminal."""
+    return Grid(title=table.title, columns=("", *table.columns), rows=cells(table))
+
+
+def section(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str) -> str:
+    """Return a table with its title and a note in Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    table = "\n".join(f"| {' | '.join(map(line, row))} |" for row in lines)
+    return f"## {line(title)}\n\n{table}\n\n{note}"
+
+
+def sections(tables: Iterable[Comparison]) -> list[str]:
+    """Return tables of numbers in Markdown; empty ones are left out."""
+    return [
+        section(table.title, ("", *table.columns), cells(table), line(table.note or ""))
+        for table in tables
+        if table.rows
+    ]
 
 
 class SynthesisPart(StrictModel):
@@ -126,30 +163,3 @@ class SynthesisAnswer(Versioned):
     """The public statement."""
     measures: str | None = None
     """The private file of measures; absent without controls."""
-
-
-class SyntheticAudit(Versioned):
-    """Usefulness of synthetic records, and what they reveal of single records."""
-
-    audit: Literal["synthetic"] = "synthetic"
-    """The audit."""
-    note: str
-    """For whom the result is."""
-    private: Literal[True] = True
-    """Always: the result compares with private records."""
-    synthetic: str
-    """Name of the file of synthetic records."""
-    limit: AtLeastOne
-    """Most records of each kind."""
-    released: tuple[Comparison, ...]
-    """Tables that follow from the synthetic records and published ones."""
-    compared: tuple[Comparison, ...]
-    """All tables, also those that compare with private records."""
-    remarks: tuple[str, ...]
-    """What is not compared and why, one sentence each."""
-    epsilon: NotNegative | None = None
-    """Epsilon of the run; absent without privacy."""
-    delta: NotNegative | None = None
-    """Delta of the run; absent without privacy."""
-    not_released: str | None = None
-    """Why nothing may be released; absent if audit/synthetic.html was written."""

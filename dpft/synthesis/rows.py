@@ -1,4 +1,4 @@
-r"""Rows as text, and text as rows: compact JSON in a fixed order, the condition's columns first.
+r"""Convert table rows to text and back: compact JSON in a fixed order of columns.
 
 The model reads the condition's columns and writes the others:
 
@@ -119,13 +119,13 @@ class RowFormat:
             return tuple(values)
         return tuple(weight for value in values for weight in (1.0, value))
 
-    def cut(self, row: Row, tokenizer: Any) -> Row:
+    def truncated(self, row: Row, tokenizer: Any) -> Row:
         """Return a row whose texts have at most ``max_tokens`` tokens; longer ones lose their end.
 
-        How a text is cut depends on this row only.
+        How a text is truncated depends on this row only.
         """
         texts = (column for column in self.written if column.kind == TEXT)
-        return row | {c.name: _shortened(row[c.name], c, tokenizer) for c in texts}
+        return row | {c.name: _truncated_text(row[c.name], c, tokenizer) for c in texts}
 
     def longest(self, tokenizer: Any) -> tuple[int, int]:
         """Return the most tokens of a prompt and of a target; both are public.
@@ -161,7 +161,7 @@ def count_tokens(text: str, tokenizer: Any) -> int:
     return len(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
 
-def _shortened(value: Any, column: Column, tokenizer: Any) -> Any:
+def _truncated_text(value: Any, column: Column, tokenizer: Any) -> Any:
     """Return a text cut to its room, counted as it is written between quotes."""
     # Few tokens are shorter than a letter's escape, so most texts are known to fit by their length.
     if value is None or 6 * len(value) <= column.max_tokens:

@@ -1,4 +1,4 @@
-"""The schema of a private table: everything that is public, as its owner declares it in a file.
+"""The schema of a private table, which its owner declares in a file: columns and public values.
 
     columns:
       city: {type: category, values: [Rome, Oslo]}
@@ -117,7 +117,7 @@ class Column:
     def places(self) -> int:
         """Digits after the point, of every number."""
         exponents = (
-            int(each.normalize().as_tuple().exponent) for each in (self.minimum, self.step)
+            int(number.normalize().as_tuple().exponent) for number in (self.minimum, self.step)
         )
         return max(0, *(-exponent for exponent in exponents))
 
@@ -171,7 +171,7 @@ class Column:
     @property
     def json_schema(self) -> dict[str, Any]:
         """The JSON Schema of the values, except texts; it allows numbers between two steps."""
-        schema: dict[str, Any] = {"enum": [each for each in self.options if each is not None]}
+        schema: dict[str, Any] = {"enum": [option for option in self.options if option is not None]}
         if self.kind == DATE:
             first, last = int(self.number(self.minimum)), int(self.number(self.maximum))
             days = map(datetime.date.fromordinal, range(first, last + 1))
@@ -250,26 +250,26 @@ def column_of(name: str, line: Mapping[str, Any]) -> Column:
     Raises:
         InputError: The declaration is invalid.
     """
-    given = dict(line)
-    kind = str(given.pop("type", None))
+    settings = dict(line)
+    kind = str(settings.pop("type", None))
     try:
         if kind not in KINDS:
             raise Misfit(f"needs a type, one of {', '.join(KINDS)}, got {line.get('type')!r}")
-        for key in given:
+        for key in settings:
             if key not in KINDS[kind]:
-                taken = ", ".join(KINDS[kind]) or "no other key"
-                raise Misfit(f"has {key!r}, but type: {kind} takes {taken}; drop it")
-        if not isinstance(given.get("missing", False), bool):
-            raise Misfit(f"must have true or false as missing, got {given['missing']!r}")
+                allowed = ", ".join(KINDS[kind]) or "no other key"
+                raise Misfit(f"has {key!r}, but type: {kind} takes {allowed}; drop it")
+        if not isinstance(settings.get("missing", False), bool):
+            raise Misfit(f"must have true or false as missing, got {settings['missing']!r}")
         if kind == "category":
-            given["values"] = _checked_values(given.get("values"))
+            settings["values"] = _checked_values(settings.get("values"))
         elif "minimum" in KINDS[kind]:
-            given |= _checked_range(kind, given)
+            settings |= _checked_range(kind, settings)
         elif kind == TEXT:
-            room = given.get("max_tokens")
+            room = settings.get("max_tokens")
             if type(room) is not int or room < 1:
                 raise Misfit(f"needs max_tokens, a number of at least 1, got {room!r}")
-        column = Column(name=name, kind=kind, **given)
+        column = Column(name=name, kind=kind, **settings)
         if kind in NUMBERS:
             size = max(abs(column.minimum), abs(column.maximum), column.step)
             if size.adjusted() + 1 + column.places > MOST_DIGITS:
@@ -296,11 +296,11 @@ def _checked_values(values: Any) -> tuple[str, ...]:
     return tuple(map(str, texts))
 
 
-def _checked_range(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_range(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ends and the step of a range as values."""
-    keys = {key: given.get(key) for key in ("minimum", "maximum")}
+    keys = {key: settings.get(key) for key in ("minimum", "maximum")}
     if kind != DATE:
-        keys["step"] = given.get("step", "1" if kind == "integer" else "0.01")
+        keys["step"] = settings.get("step", "1" if kind == "integer" else "0.01")
     checked: dict[str, Any] = {}
     for key, value in keys.items():
         if value is None:
@@ -391,10 +391,14 @@ class Schema:
 
     def check_columns(self, names: Iterable[str], *, place: str) -> None:
         """Reject data that lack a learned column, or have a column that is not in the schema."""
-        there = list(names)
-        lacking = [column.name for column in self.learned if column.name not in there]
+        data_columns = list(names)
+        lacking = [column.name for column in self.learned if column.name not in data_columns]
         faults = [f"add {name} to the data or drop it from the schema" for name in lacking]
-        faults += [f"omit {n} with {n}: {{type: drop}}" for n in there if n not in self.named]
+        faults += [
+            f"omit {name} with {name}: {{type: drop}}"
+            for name in data_columns
+            if name not in self.named
+        ]
         if faults:
             raise InputError(
                 f"the schema must have the columns of {place}, got other ones: {'; '.join(faults)}."

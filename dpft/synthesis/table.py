@@ -1,4 +1,4 @@
-"""The private table: its rows, validated cell by cell, their units, and the controls.
+"""Read the private table, check each cell against the schema, and group rows by unit.
 
 No message quotes a cell. The only public number is the number of units; it counts invalid rows too.
 """
@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dpft.data import raw_rows
 from dpft.data.raw_rows import FORMATS, MEMORY, TRAIN, file_rows, memory_rows
 from dpft.data.training_records import split_held_out
 from dpft.errors import InputError
 from dpft.privacy.plan import EXAMPLE
+from dpft.synthesis.rows import RowFormat
 from dpft.synthesis.schema import FaultyCell, Row, Schema
 from dpft.tasks.templates import spelled
 
@@ -35,13 +37,18 @@ class PrivateTable:
     """How many rows are invalid, by the reason."""
     kept: tuple[int, ...] = ()
     """Indices of the rows to learn from."""
-    held: tuple[int, ...] = ()
+    controls: tuple[int, ...] = ()
     """Indices of the controls."""
 
     @property
     def num_units(self) -> int:
         """The number of units, including those without a valid row."""
         return len(set(self.units))
+
+    def truncated(self, rows: RowFormat, tokenizer: Any) -> "PrivateTable":
+        """Return the table with each text cut to the most tokens that its column allows."""
+        truncated = (None if row is None else rows.truncated(row, tokenizer) for row in self.rows)
+        return replace(self, rows=tuple(truncated))
 
     def split(self, fraction: float | None, key: bytes) -> "PrivateTable":
         """Return the table with the indices of the rows to learn from, and of the controls.
@@ -52,17 +59,17 @@ class PrivateTable:
         """
         everything: tuple[Sequence[int], Sequence[int]] = (range(len(self.rows)), ())
         sides = everything if fraction is None else split_held_out(self.units, fraction, key)
-        kept, held = ([at for at in side if self.rows[at] is not None] for side in sides)
-        if not kept or (fraction is not None and not held):
+        kept, controls = ([at for at in side if self.rows[at] is not None] for side in sides)
+        if not kept or (fraction is not None and not controls):
             raise InputError(
                 "data must have valid rows for the training and for controls, got too few; change"
                 " eval.held_out, which null omits, or fix the schema."
             )
-        return replace(self, kept=tuple(kept), held=tuple(held))
+        return replace(self, kept=tuple(kept), controls=tuple(controls))
 
-    def of(self, side: Sequence[int]) -> list[Row]:
-        """Return the rows of a side."""
-        return [row for row in map(self.rows.__getitem__, side) if row is not None]
+    def rows_at(self, indices: Sequence[int]) -> list[Row]:
+        """Return the valid rows among those at some indices."""
+        return [row for row in map(self.rows.__getitem__, indices) if row is not None]
 
     def fingerprint(self, key: bytes) -> str:
         """Return a keyed hash of all rows in their order; it is as secret as the key."""
@@ -108,7 +115,10 @@ def read_table(
             if any(column.is_learned and not column.missing for column in absent):
                 schema.check_columns(row.values, place=row.place)
         columns |= dict.fromkeys(row.values)
-        units.append(str(len(units)) if unit == EXAMPLE else _unit_of(row, unit))
+        name = str(len(units)) if unit == EXAMPLE else spelled(row.values.get(unit))
+        if not name:
+            raise InputError(f"{row.place} needs a value in the column {unit} (privacy.unit).")
+        units.append(name)
         valid.append(_valid(row, schema, invalid, faults))
     schema.check_columns(columns or schema.named, place="the data")
     table = PrivateTable(rows=tuple(valid), units=tuple(units), faults=faults)
@@ -119,13 +129,6 @@ def read_table(
             " nothing can be learned that hides each of them."
         )
     return table
-
-
-def _unit_of(row: raw_rows.Row, unit: str) -> str:
-    name = spelled(row.values.get(unit))
-    if not name:
-        raise InputError(f"{row.place} needs a value in the column {unit} (privacy.unit).")
-    return name
 
 
 def _valid(row: raw_rows.Row, schema: Schema, invalid: str, faults: Counter[str]) -> Row | None:

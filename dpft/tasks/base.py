@@ -1,4 +1,4 @@
-"""Base of tasks: configuration, column names, and the conversion of a row to examples.
+"""Base class of tasks: configuration, column names, and conversion of rows to examples.
 
 A task never reads a file; ``dpft.data.sources`` does, and hands it rows one at a time.
 """
@@ -13,8 +13,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeGuard
 from pydantic import Field
 
 from dpft.config.section import Section
+from dpft.constants import LABELS, NOTHING, OWN_DATA, PROMPTS, TEXTS
 from dpft.errors import InputError
-from dpft.kinds import LABELS, NOTHING, OWN_DATA, PROMPTS, TEXTS, Registry
+from dpft.registry import Registry
 from dpft.strict_model import AtLeastOne
 
 
@@ -107,7 +108,7 @@ class LabeledExample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class TemplateSegment:
     """A stretch of a filled template."""
 
     text: str

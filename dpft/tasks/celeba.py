@@ -1,4 +1,4 @@
-"""CelebA (Liu et al. 2015): 162,770 faces to train on, with 40 attributes, each there or not."""
+"""The CelebA task (Liu et al. 2015): 40 attributes of faces."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): 50,000 color images of 32 x 32 to train on."""
+"""The CIFAR-10 and CIFAR-100 tasks (Krizhevsky 2009)."""
 
 from collections.abc import Mapping
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Base of classification tasks, by text infilling or with a classification head.
+"""Base class of classification tasks, with text infilling or a classification head.
 
 Text infilling (Li et al. 2022, section 4 and Table 10; templates of Gao et al. 2020) asks the
 language model for a label word in place of a mask, so no new parameter has to be learned.
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from dpft.errors import InputError
-from dpft.tasks.base import LabeledExample, LabelTask, Piece, TextualTask
+from dpft.tasks.base import LabeledExample, LabelTask, TemplateSegment, TextualTask
 from dpft.tasks.templates import Template
 
 INFILLING, CLS = "infilling", "cls"
@@ -95,7 +95,7 @@ class ClassificationTask(ClassTask, TextualTask):
             label=self.label(number % len(self.labels)),
         )
 
-    def pieces(self, example: LabeledExample, *, causal: bool) -> tuple[Piece, ...]:
+    def pieces(self, example: LabeledExample, *, causal: bool) -> tuple[TemplateSegment, ...]:
         """Returns a record's filled template, for causal and seq2seq models or for masked ones."""
         return self._parsed(causal=causal).fill(example.texts)
 

@@ -1,4 +1,4 @@
-"""The corpus task: texts of any kind, each learned as a whole, as in pre-training.
+"""The corpus task: learn texts as a whole, as in pre-training.
 
 Unlike ``task=custom`` it takes a folder of many files as it was collected, text files among them;
 unless told where it is, it is C4, the corpus of T5 (Raffel et al. 2020, arXiv 1910.10683).
@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
+from dpft.constants import CAUSAL, GAP, MASKED, PROMPTS, SENTINEL, SEQ2SEQ
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, GAP, MASKED, PROMPTS, SENTINEL, SEQ2SEQ
 from dpft.strict_model import AtLeastOne
 from dpft.tasks.base import TASKS, CorpusForm, Example, OwnRows, TextTask
 

@@ -1,4 +1,4 @@
-"""Your own data: any file or hub data set, as texts, a plain text, labels or conversations.
+"""The user's own data (``task=custom``): prompt and target, plain texts, labels or conversations.
 
 The keys of ``task=custom`` choose the form (`form_of`): templates of a prompt and a target, one
 template of a plain text, a text and the column of its class, or messages, of which the assistant's

@@ -1,4 +1,4 @@
-"""The DART task: a set of triples in, a sentence about them out (Nan et al. 2021, 2007.02871).
+"""The DART task: from a set of triples to a sentence (Nan et al. 2021, 2007.02871).
 
 A record is a tripleset with one or more texts. It trains as one pair for each text, and is scored
 as one input with all its texts as references. It is linearized as in Li et al. 2022

@@ -1,4 +1,4 @@
-"""Handwritten digits: 1437 gray images to train on, which scikit-learn brings; for a first run."""
+"""The digits task: 8 x 8 images of handwritten digits from scikit-learn."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""The E2E task: a restaurant's record in, a sentence about it out (Novikova et al. 2017).
+"""The E2E task: from a restaurant's attributes to a sentence (Novikova et al. 2017).
 
 A record ("meaning representation") reads ``name[The Punter], eatType[restaurant]``. It is
 linearized in its own order as in Li et al. 2022 (arXiv 2110.05679), Table 11:

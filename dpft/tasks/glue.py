@@ -1,4 +1,4 @@
-"""GLUE's tasks (Wang et al. 2019, arXiv 1804.07461): by infilling, with a head, or text to text.
+"""GLUE tasks (Wang et al. 2019, arXiv 1804.07461): by infilling, with a head, or text to text.
 
 Text to text is T5's form: the record is a prompt with the columns' names, its label a word to
 write.

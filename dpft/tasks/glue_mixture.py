@@ -1,4 +1,4 @@
-"""GLUE's tasks together, as T5 is fine-tuned on them (Raffel et al. 2020, section 3.5.2).
+"""All GLUE tasks as one text-to-text task for T5 (Raffel et al. 2020, section 3.5.2).
 
 Each task's records are as often in a batch as there are of them, at most as if there were
 ``mixture_limit`` (examples-proportional mixing with an artificial limit; here the first so many

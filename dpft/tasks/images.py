@@ -1,4 +1,4 @@
-"""Image tasks: the base of their classes, and your own images (``task=images``).
+"""Base class of image tasks, and the user's own images (``task=images``).
 
 What is done to an image before a model sees it is public and the same for all: it is made to the
 model's size, scaled to 0..1 and normalized by constants. Nothing is computed from the records.
@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field
 
+from dpft.constants import ATTRIBUTES, LABELS
 from dpft.errors import InputError
-from dpft.kinds import ATTRIBUTES, LABELS
 from dpft.strict_model import AtLeastOne, Count, Positive
 from dpft.tasks.base import TASKS, ImagePlace, LabeledImage, Source
 from dpft.tasks.classification import ClassTask, check_classes

@@ -1,4 +1,4 @@
-"""The Persona-Chat task: a persona and a dialogue in, the next reply out (Zhang et al. 2018).
+"""The Persona-Chat task: from a persona and a dialogue to a reply (Zhang et al. 2018).
 
 One utterance with its history is one record (Li et al. 2022, arXiv 2110.05679, section 2). The
 persona and the speakers have tokens of their own, as in the code that Li et al. build on (Hugging

@@ -1,4 +1,4 @@
-r"""Templates over the columns of a row, templates of infilling, and checks of what a column holds.
+r"""Templates that combine the columns of a row into a text, and templates of infilling.
 
 A `ColumnTemplate` is filled from a row's columns, and read back from a text that a model wrote.
 Braces are Python's (``string.Formatter``): ``{{`` and ``}}`` stand for themselves. Nothing but a
@@ -30,7 +30,7 @@ from string import Formatter
 from typing import Any
 
 from dpft.errors import InputError
-from dpft.tasks.base import Piece, is_unicode
+from dpft.tasks.base import TemplateSegment, is_unicode
 
 MASK = "[MASK]"
 _PLACES = re.compile(r"(<[^<>\s]*>|\[MASK\])")
@@ -88,7 +88,7 @@ class Template:
                 )
         return cls(parts=tuple(_parts(pieces, fields)))
 
-    def fill(self, texts: Sequence[str]) -> tuple[Piece, ...]:
+    def fill(self, texts: Sequence[str]) -> tuple[TemplateSegment, ...]:
         """Returns the template with a record's texts in their places."""
         return tuple(_piece(part, texts) for part in self.parts)
 
@@ -103,12 +103,12 @@ class Template:
         return next(part.after_blank for part in self.parts if part.is_mask)
 
 
-def _piece(part: Part, texts: Sequence[str]) -> Piece:
+def _piece(part: Part, texts: Sequence[str]) -> TemplateSegment:
     if part.is_mask:
-        return Piece(text="", is_mask=True)
+        return TemplateSegment(text="", is_mask=True)
     if part.source is None:
-        return Piece(text=part.text)
-    return Piece(text=" " * part.after_blank + texts[part.source], may_be_cut=True)
+        return TemplateSegment(text=part.text)
+    return TemplateSegment(text=" " * part.after_blank + texts[part.source], may_be_cut=True)
 
 
 def _parts(pieces: list[str], fields: list[str]) -> list[Part]:

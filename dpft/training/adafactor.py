@@ -1,4 +1,4 @@
-"""T5's Adafactor: transformers', which factors second moments of the matrices that T5X does.
+"""T5's Adafactor: transformers' optimizer with T5X's rule for small matrices.
 
 Shazeer and Stern 2018 (arXiv 1804.04235), Algorithm 4, keeps of a matrix's second moments the sums
 of its rows and columns. transformers' does so of every matrix. T5X (``t5x/adafactor.py``) keeps a
@@ -28,7 +28,7 @@ def is_factored(shape: Sequence[int], min_dim_size_to_factor: int) -> bool:
     return len(shape) >= 2 and min(shape[-2:]) >= min_dim_size_to_factor
 
 
-class Adafactor(TransformersAdafactor):
+class T5Adafactor(TransformersAdafactor):
     """transformers' Adafactor, with T5X's rule of which matrices are factored."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Checkpoints: all of a run's state between two steps, whole or absent.
+"""Write, find and read checkpoints, which are complete or absent.
 
 A checkpoint is a folder under ``private/checkpoints``, written beside its final name and renamed.
 Tensors are safetensors, the rest is JSON; nothing is pickled. ``state.json`` has its own checksum
@@ -148,10 +148,12 @@ def read_state(path: Path, ranks: Ranks = ALONE) -> CheckpointState:
     if _digest(state) != written.checksum or not _names_its_files(state):
         raise _damaged(path / STATE)
     names = sorted(name for name in state.checksums if not is_secret(name))
-    own = [names[place] for place in in_turn(len(names), ranks)]
-    if ranks.is_first:
-        own += [name for name in state.checksums if is_secret(name) and (path / name).exists()]
-    for name in own:
+    checked_names = [names[place] for place in in_turn(len(names), ranks)]
+    if ranks.is_rank_0:
+        checked_names += [
+            name for name in state.checksums if is_secret(name) and (path / name).exists()
+        ]
+    for name in checked_names:
         _check_file(path / name, state.checksums[name])
     return state
 
@@ -175,10 +177,10 @@ def read_history(path: Path, ranks: Ranks) -> dict[str, Tensor]:
     if ranks.size > 1:
         check_reachable(path, ranks)
     name = shard_name(HISTORY, ranks.rank, ranks.size)
-    known = read_model(path / STATE, CheckpointState).checksums.get(name)
-    if known is None:
+    expected = read_model(path / STATE, CheckpointState).checksums.get(name)
+    if expected is None:
         return {}
-    _check_file(path / name, known)
+    _check_file(path / name, expected)
     return load_file(path / name)
 
 
@@ -191,7 +193,7 @@ def _names_its_files(state: CheckpointState) -> bool:
     }
 
 
-def _check_file(path: Path, known: str) -> None:
+def _check_file(path: Path, expected: str) -> None:
     """Holds a file against its checksum.
 
     Raises:
@@ -201,7 +203,7 @@ def _check_file(path: Path, known: str) -> None:
         actual = checksum(path)
     except FileNotFoundError as error:
         raise StateError(f"{path} is gone, a file of a checkpoint; {WAY_OUT}.") from error
-    if actual != known:
+    if actual != expected:
         raise _damaged(path)
 
 
@@ -318,9 +320,9 @@ def save_checkpoint(
     ranks = ranks if shards is None else shards.ranks
     target = folder / checkpoint_name(step)
     partial = target.with_name(f".{target.name}.partial")
-    ranks.first(_make_empty, partial)
+    ranks.on_rank_0(_make_empty, partial)
     if shards is None:
-        checksums = ranks.first(write_tensors, partial, training_state, None) or {}
+        checksums = ranks.on_rank_0(write_tensors, partial, training_state, None) or {}
     else:
         checksums = write_tensors(partial, training_state, shards)
     if history is not None:
@@ -344,13 +346,13 @@ def save_checkpoint(
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
         sync_folder(target.parent)
-        found = checkpoints(folder)
-        for old in found[:-1]:
+        kept = checkpoints(folder)
+        for old in kept[:-1]:
             _delete_keys(old)
-        for old in found[:-keep]:
+        for old in kept[:-keep]:
             shutil.rmtree(old)
 
-    ranks.first(complete)
+    ranks.on_rank_0(complete)
     return target
 
 
@@ -394,11 +396,11 @@ def restore_checkpoint(
         SaidElsewhere: So it is on another rank, and the first one says why.
     """
     ranks = ALONE if shards is None else shards.ranks
-    with ranks.settled():
+    with ranks.failing_together():
         if ranks.size > 1:
             check_reachable(path, ranks)
         state = read_state(path, ranks)
-    with ranks.settled():
+    with ranks.failing_together():
         restore_tensors(path, training_state, state.shards or 1)
         restore_scheduler(training_state, state.scheduler_step)
     return state.step
@@ -479,13 +481,13 @@ def find_resume_point(folder: Path) -> ResumePoint:
         StateError: Its newest checkpoint or its ledger is damaged, or checkpoints, journal and
             ledger do not agree.
     """
-    found = checkpoints(folder / CHECKPOINTS)
-    if not found:
+    complete_checkpoints = checkpoints(folder / CHECKPOINTS)
+    if not complete_checkpoints:
         raise InputError(
             f"resume must be the folder of a run that has taken a step, got {str(folder)!r}, which"
             " has no checkpoint; start it anew with hydra.run.dir=DIR."
         )
-    checkpoint = read_checkpoint(found[-1])
+    checkpoint = read_checkpoint(complete_checkpoints[-1])
     return ResumePoint(checkpoint=checkpoint, ledger=read_run_ledger(folder))
 
 

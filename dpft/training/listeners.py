@@ -1,4 +1,4 @@
-"""Listeners of a training session: what they are told of a step, and at which steps it may show.
+"""Interfaces that follow the steps of a training run, and windows of ten steps for public output.
 
 They are told public things only: no loss, no norm and no drawn size (docs/dev/design.md, rule 7).
 How long a step takes follows the size of its drawn batch, which is private, and everything that
@@ -19,8 +19,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from dpft.privacy.accounting.curve import SpentEpsilon
 from dpft.privacy.accounting.summary import round_up
-from dpft.startup import TRAINING, doing, end_startup
+from dpft.startup import TRAINING, end_startup, show_startup_stage
 from dpft.training.progress_record import WINDOW, ProgressLine
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,7 @@ class StepWindows:
         return self._is_boundary(self.start)
 
     @property
-    def first(self) -> int | None:
+    def first_shown_step(self) -> int | None:
         """The first step that shows; None where fewer than a window are left."""
         # off the grid, the one after the next boundary may be the last and near it
         within = range(self.start + 1, min(self.last_step, self.start + 3 * self._width) + 1)
@@ -107,8 +109,6 @@ class StepWindows:
         left = self.last_step - step
         return left == 0 or (step % self._width == 0 and left >= self._width)
 
-
-logger = logging.getLogger(__name__)
 
 DECIMALS = 4
 """Of epsilon, as the run's end states it: with fewer, rounded up, it would seem to fall there."""
@@ -154,13 +154,13 @@ class StepProgress:
         """See ``ProgressReader``."""
         self._lines = StepWindows(step, self._steps, every=math.ceil(self._steps / LOG_LINES))
         windows = StepWindows(step, self._steps)
-        first = windows.first
+        first = windows.first_shown_step
         waits = "" if first is None else f"steps show from step {first} of {self._steps} on"
         self._bar.update(self._task, completed=step, note=waits)
         if windows.starts_on_grid:
             self._start()
             return
-        doing(TRAINING)
+        show_startup_stage(TRAINING)
         if step < self._steps:
             shown = "no progress" if first is None else f"progress from step {first} on"
             logger.info(
@@ -186,10 +186,10 @@ class StepProgress:
         if line.since is not None and line.seconds is not None:
             self._timed += line.step - line.since
             self._seconds += line.seconds
-            each = self._seconds / self._timed
-            parts.append(f"{self._expected_batch_size / each:.0f} {self._counted}/s")
+            step_seconds = self._seconds / self._timed
+            parts.append(f"{self._expected_batch_size / step_seconds:.0f} {self._counted}/s")
             parts.append(f"{clock_time(self._seconds)} taken")
-            parts.append(f"{clock_time(each * (self._steps - line.step))} to go")
+            parts.append(f"{clock_time(step_seconds * (self._steps - line.step))} to go")
         return ", ".join(parts)
 
     def _start(self) -> None:

@@ -1,4 +1,4 @@
-"""The training loop, read like Algorithm 1 of Abadi et al. 2016.
+"""The training loop, written like Algorithm 1 of Abadi et al. 2016.
 
 It knows no task, method or privacy: an engine hands it batches and turns losses into gradients, the
 state's method decides what trains, and a run writes down each step.
@@ -14,11 +14,11 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from dpft.data.batches import Batch, Layout, View, ViewBits, ViewedRows, micro_batches
+from dpft.data.batches import Batch, Layout, RowView, ViewBits, ViewedRows, micro_batches
 from dpft.errors import RunError
-from dpft.parallel.ranks import ALONE, EVERYTHING, Ranks, Share
+from dpft.parallel.ranks import ALONE, EVERYTHING, Ranks, RankShare
 from dpft.parallel.sharding import local
-from dpft.privacy.losses import EngineState, MicroBatchResult
+from dpft.privacy.engine_results import EngineState, MicroBatchResult
 from dpft.privacy.noise import SignalAndNoise
 from dpft.training.training_state import TrainingState
 
@@ -97,9 +97,9 @@ class TrainingSet:
     units: Sequence[Sequence[int]] | None = None
     """Positions in ``examples`` of each privacy unit's records, at most ``micro_batch_size`` of
     them; None: each example is a unit of its own."""
-    share: Share = EVERYTHING
+    share: RankShare = EVERYTHING
     """Which micro-batches of a logical batch this process takes."""
-    view: View | None = None
+    view: RowView | None = None
     """Makes what is read of a row, anew at each draw; None: the row itself is read."""
     excluded: int = 0
     """Records that were left out because they have nothing to learn; private."""
@@ -175,7 +175,7 @@ def train(
             method.begin_step(model, step - 1)
             statistics = compute_gradient(training_set, engine, step, run.ranks)
             method.finish_gradient(model)
-            with run.ranks.settled():
+            with run.ranks.failing_together():
                 method.begin_update(state.optimizer, step - 1)
                 state.optimizer.step()
                 state.scheduler.step()
@@ -190,7 +190,7 @@ def compute_gradient(
     """Leaves the gradient of one logical batch in ``grad``; returns what its records showed."""
     indices = engine.draw(training_set.num_units)
     statistics = StepStatistics(step=step, batch_size=len(indices))
-    with ranks.settled():
+    with ranks.failing_together():
         views = None if training_set.view is None else engine.views
         batches = training_set.micro_batches(indices, views=views, step=step - 1)
         for batch in sent_ahead(batches, training_set.device):
@@ -246,8 +246,8 @@ def check_weights(model: nn.Module, step: int) -> None:
         return
     # the largest magnitude of each, by few operations and in one look at the device
     largest = torch._foreach_norm(list(moving.values()), math.inf)
-    widest = reduce(torch.promote_types, {each.dtype for each in largest})
-    finite = torch.stack([each.to(widest) for each in largest]).isfinite().tolist()
+    widest = reduce(torch.promote_types, {norm.dtype for norm in largest})
+    finite = torch.stack([norm.to(widest) for norm in largest]).isfinite().tolist()
     for name, is_finite in zip(moving, finite, strict=True):
         if not is_finite:
             raise RunError(

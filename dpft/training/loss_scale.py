@@ -1,4 +1,4 @@
-"""fp16's loss scale, moved by what noisy gradients say and by nothing else.
+"""The loss scale of fp16, which adapts to the noisy gradient only.
 
 Ordinary mixed precision halves its scale where a gradient overflowed. With privacy that would tell
 of the records: one of them can make an overflow, and whoever sees the scale sees the overflow. Here

@@ -1,4 +1,4 @@
-"""Optimizers by name, and schedules of their learning rates, which read no record.
+"""Optimizers and learning rate schedules by name.
 
 Both are post-processing of the private gradient, which costs no privacy. Adding an optimizer is a
 class here that registers itself in ``OPTIMIZERS``, a YAML in conf/optimizer and a test.
@@ -21,8 +21,8 @@ from pydantic import Field
 
 from dpft.config.section import Section
 from dpft.errors import InputError
-from dpft.kinds import Registry
 from dpft.methods.base import MethodPhase
+from dpft.registry import Registry
 from dpft.strict_model import AtLeastOne, Count, Fraction, NotNegative, Positive
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Adafactor(OptimizerConfig):
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
     ) -> "Optimizer":
         """Returns transformers' Adafactor, which factors what T5X does; weight decay is apart."""
-        from dpft.training.adafactor import Adafactor as T5Adafactor
+        from dpft.training.adafactor import T5Adafactor
 
         return T5Adafactor(
             parameters,

@@ -1,4 +1,4 @@
-"""progress.jsonl: how far a run has come, a line at each boundary of a window of ten steps.
+"""Write progress.jsonl: one public line for each window of ten steps.
 
 The file is public, and it is the only record of a run's progress: the terminal and trackers show
 its lines, and the report reads the scores in it. A line holds the steps, how long the steps before
@@ -67,7 +67,7 @@ class ProgressRecord:
         self._lines = {
             line.step: line for line in read_progress(waiting if waiting.exists() else public)
         }
-        self._is_cut_off = not _is_whole(public)
+        self._is_cut_off = public.exists() and not public.read_bytes().endswith(b"\n")
         self._told = max(self._public, default=0)
         """The last step that readers were told over all sessions."""
         self._start = 0
@@ -79,8 +79,8 @@ class ProgressRecord:
         """See ``StepListener``; lines of later steps are of weights that are gone."""
         self._start = step
         self._marked_step, self._marked_time = None, self._clock()
-        if any(known > step for known in self._lines):
-            self._lines = {known: self._lines[known] for known in self._lines if known <= step}
+        if any(line_step > step for line_step in self._lines):
+            self._lines = {n: line for n, line in self._lines.items() if n <= step}
             self._write_private()
         for reader in self._readers:
             reader.begin(step)
@@ -150,7 +150,11 @@ class ProgressRecord:
         (self._folder / PRIVATE_PROGRESS).unlink(missing_ok=True)
         for line in fresh:
             if line.evaluations is not None:
-                logger.info("step %d: %s", line.step, _in_words(line.evaluations))
+                scores_text = "; ".join(
+                    f"{scores.split} {', '.join(f'{k} {v:.4g}' for k, v in scores.metrics.items())}"
+                    for scores in line.evaluations
+                )
+                logger.info("step %d: %s", line.step, scores_text)
             for reader in self._readers:
                 reader.show(line, last_step, again=line.step <= self._told)
             self._told = max(self._told, line.step)
@@ -170,14 +174,3 @@ def remove_scores(folder: Path) -> None:
     if any(line.evaluations is not None for line in lines):
         texts = [progress_text(line.replace(evaluations=None)) for line in lines]
         write_text(folder / PROGRESS, "".join(texts))
-
-
-def _is_whole(path: Path) -> bool:
-    return not path.exists() or path.read_bytes().endswith(b"\n")
-
-
-def _in_words(evaluations: Sequence[SplitScores]) -> str:
-    return "; ".join(
-        f"{scores.split} {', '.join(f'{k} {v:.4g}' for k, v in scores.metrics.items())}"
-        for scores in evaluations
-    )

@@ -1,4 +1,4 @@
-"""progress.jsonl: public steps of a run."""
+"""The lines of progress.jsonl, and reading them."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Measure how long a step of training takes on this machine, on synthetic micro-batches.
+"""Measure the duration of a training step on synthetic micro-batches.
 
 A step consists of the passes over its micro-batches, the noise, and the optimizer's update.
 Loading, encoding, evaluation, checkpoints and the exchange between processes are not measured.

@@ -1,4 +1,4 @@
-"""Batches of synthetic records, on which a model is run before it is given any real record.
+"""Make batches of synthetic records, to run a model before it sees real records.
 
 Their contents, labels and lengths are random but the same in every run, and follow from public
 configuration only.

@@ -1,4 +1,4 @@
-"""Trackers: TensorBoard and Weights & Biases, to which a run's public numbers are written.
+"""The trackers TensorBoard and Weights & Biases.
 
 ``tracking=tensorboard`` writes event files in the run's own folder; ``tracking=wandb`` tells
 Weights & Biases nothing but what is written to it. ``dpft.training.progress`` decides which numbers
@@ -21,7 +21,7 @@ from pydantic import Field
 
 from dpft.config.section import Section
 from dpft.errors import InputError
-from dpft.kinds import Registry
+from dpft.registry import Registry
 from dpft.training.progress_record import WINDOW
 
 if TYPE_CHECKING:

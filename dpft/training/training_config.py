@@ -1,4 +1,4 @@
-"""How a run trains: the public recipe, and what only changes its speed, such as its precision.
+"""The configuration section ``train``: epochs, batch size, learning rate, precision, threads.
 
 ``train.precision`` is what the model computes in, by autocast over float32 parameters: norms, clip
 factors, sums and the optimizer's state are float32 whatever it says; noise is float64. Half
@@ -156,17 +156,18 @@ class TrainingConfig(DeviceConfig):
                 f" {self.precision}; set it to false."
             )
 
-    def for_own_data(self, num_examples: int, *, method: str, own: bool) -> Self:
+    def for_own_data(self, num_examples: int, *, method: str, is_user_data: bool) -> Self:
         """Returns it with the values that null stands for, chosen by a public number of examples.
 
         Args:
             num_examples: The number that counts as public.
             method: What trains.
-            own: Whether the records are a user's own, for whose number no recipe is published: of
-                up to 5,000, a batch is half of them. Of others, and of more, it stays null.
+            is_user_data: Whether the records are a user's own, for whose number no recipe is
+                published: of up to 5,000, a batch is half of them. Of others, and of more, it stays
+                null.
         """
         batch = self.expected_batch_size
-        if batch is None and own and num_examples <= FEW_EXAMPLES:
+        if batch is None and is_user_data and num_examples <= FEW_EXAMPLES:
             batch = min(LARGEST_DEFAULT_BATCH, max(1, num_examples // 2))
         usual = SMALL_LEARNING_RATE if method in OF_ALL_WEIGHTS else LARGE_LEARNING_RATE
         rate = OWN_LEARNING_RATES.get(method, usual)

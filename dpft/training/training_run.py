@@ -1,4 +1,4 @@
-"""A training run: its folder, its processes, its ledger, and what they do around each step.
+"""The training run as an object: its folder, processes and ledger, and its actions at each step.
 
 A checkpoint of step 0 is complete before the ledger's first line. At the end come the last step,
 the last checkpoint, the model, the ledger's closing line, and then the secret keys are deleted
@@ -20,7 +20,7 @@ from dpft.errors import DpftError, RunError
 from dpft.methods.base import Method, MethodPhase
 from dpft.models.losses import per_example_losses
 from dpft.parallel.rank_environment import TERMINATED, termination_requests
-from dpft.parallel.ranks import ALONE, Ranks, Share
+from dpft.parallel.ranks import ALONE, Ranks, RankShare
 from dpft.parallel.sharding import local
 from dpft.parallel.shards import ShardedModel, whole_reader
 from dpft.privacy.accounting.curve import EpsilonSoFar, SpentEpsilon
@@ -48,6 +48,7 @@ from dpft.training.diagnostics import Diagnostics
 from dpft.training.listeners import PublicStep, StepEvaluation, StepListener
 from dpft.training.loop import StepEngine, StepStatistics, TrainingSet
 from dpft.training.loss_scale import AdaptiveLossScale, scaled
+from dpft.training.nonprivate import ClippedEngine, OrdinaryEngine
 from dpft.training.optimizers import (
     OptimizerConfig,
     SchedulerConfig,
@@ -56,8 +57,7 @@ from dpft.training.optimizers import (
     learning_rate_of,
     make_scheduler,
 )
-from dpft.training.ordinary import ClippedEngine, OrdinaryEngine
-from dpft.training.start import Start, open_ledger, ordinary_start, share_start
+from dpft.training.starting_point import Start, open_ledger, ordinary_start, share_start
 from dpft.training.training_config import TrainingConfig
 from dpft.training.training_state import (
     TrainingState,
@@ -121,7 +121,7 @@ class TrainingRun:
     _terminated: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        share = Share(self.ranks.rank, self.ranks.size)
+        share = RankShare(self.ranks.rank, self.ranks.size)
         if self.training_set.share != share:
             raise ValueError(f"training_set.share must be {share}, got {self.training_set.share}.")
 
@@ -158,9 +158,9 @@ class TrainingRun:
             path = str(self.resume_point.checkpoint.path.absolute())
         if self.shards is None:
             if self.ranks.any(path is not None)[0]:
-                self.ranks.first(_restore_whole, path, state)
+                self.ranks.on_rank_0(_restore_whole, path, state)
             return
-        path = self.ranks.first_to_all(lambda: path)
+        path = self.ranks.broadcast_from_rank_0(lambda: path)
         if path is not None:
             restore_checkpoint(Path(path), state, shards=self.shards)
 
@@ -169,7 +169,7 @@ class TrainingRun:
         self.restore(state)
         ended = Start(done=self.plan.steps, last_step=self.plan.steps, secrets={})
         share_start(ended, state, self.ranks)
-        self.ranks.first(delete_generator_states, self.folder / CHECKPOINTS)
+        self.ranks.on_rank_0(delete_generator_states, self.folder / CHECKPOINTS)
 
     @contextmanager
     def steps(self, state: TrainingState) -> Iterator[StepEngine]:
@@ -186,18 +186,18 @@ class TrainingRun:
         ranks = self.ranks
         with ExitStack() as stack:
             self._ledger = None
-            start = ranks.first(self._open, stack)
+            start = ranks.on_rank_0(self._open, stack)
             self.restore(state)
             start = share_start(start, state, ranks)
             engine = self._engine(state, start)
             resumes, self._first_step, self._stream = start.resumes, start.done + 1, start.stream
             del start  # It holds the keys of the first step.
-            if ranks.is_first:
+            if ranks.is_rank_0:
                 diagnostics = self._opened_diagnostics(resumes=resumes)
                 self._diagnostics = stack.enter_context(closing(diagnostics))
             if not resumes:
                 self._save(0, state, engine)
-            ranks.first(engine.begin)
+            ranks.on_rank_0(engine.begin)
             self._terminated = stack.enter_context(termination_requests())
             for listener in self.listeners:
                 listener.begin(engine.steps_taken)
@@ -215,7 +215,7 @@ class TrainingRun:
             raise error
         logger.warning("%s", error)
         self._reseeds = True
-        self.resume_point = self.ranks.first(find_resume_point, self.folder)
+        self.resume_point = self.ranks.on_rank_0(find_resume_point, self.folder)
 
     def after_step(
         self, state: TrainingState, engine: StepEngine, statistics: StepStatistics
@@ -243,7 +243,7 @@ class TrainingRun:
         is_nth = every is not None and step % every == 0
         is_saved = step == engine.steps or is_nth or terminated
         if is_saved or step == self._first_step:
-            ranks.first(engine.check)
+            ranks.on_rank_0(engine.check)
         if is_saved:
             check_equal(self.model, ranks if self.shards is None else self.shards.twins, ranks)
         if self._diagnostics is not None:
@@ -343,13 +343,13 @@ class TrainingRun:
                 shards=shards,
             )
         history: Mapping[str, Tensor] = {}
-        with ranks.settled():
+        with ranks.failing_together():
             if start.history is not None and plan.mechanism.has_streams:
                 history = read_history(Path(start.history), ranks)
         seed, device = self.privacy.noise_seed, self.training_set.device
         randomness = restore_randomness(device, start.secrets, seed, rank=ranks.rank)
         log, self._loss_scale = scaled(settings, self._ledger or NoLedger(), start.loss_scale)
-        self._frozen = ranks.first(self._frozen_state, state)
+        self._frozen = ranks.on_rank_0(self._frozen_state, state)
         moved = moved_while_frozen(state)
         self.method.begin_step(self.model, first)
         return PrivacyEngine(
@@ -399,13 +399,13 @@ class TrainingRun:
     def _save(self, step: int, state: TrainingState, engine: StepEngine) -> None:
         """Write the checkpoint of a step; every rank calls this."""
         secrets = engine.state()
-        is_first = self.ranks.is_first
+        is_rank_0 = self.ranks.is_rank_0
         save_checkpoint(
             self.folder / CHECKPOINTS,
             step,
             state,
-            run=self._bound() if is_first else None,
-            generators=secrets.generators if is_first else None,
+            run=self._bound() if is_rank_0 else None,
+            generators=secrets.generators if is_rank_0 else None,
             keep=self.settings.keep,
             shards=self.shards,
             history=secrets.noise_history,
@@ -518,7 +518,7 @@ def check_equal(model: nn.Module, twins: Ranks, ranks: Ranks) -> None:
         values = local(tensor.detach()).cpu().contiguous().view(-1).view(torch.uint8)
         digest.update(values.numpy().data)
     differ = len(set(twins.everyones(digest.digest()))) > 1
-    with ranks.settled():
+    with ranks.failing_together():
         if differ:
             raise RunError(
                 "the weights of the run's processes are no longer the same, as where their"

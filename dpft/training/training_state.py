@@ -1,4 +1,4 @@
-"""The state that a step moves, and how a checkpoint keeps it in safetensors.
+"""The training state (model, optimizer, step), and its storage in safetensors.
 
 Where the model is in shards, each rank of the first row of the grid writes the shard that it has;
 the other rows have the same. What is whole on every rank, such as a buffer or Adam's ``step``, is
@@ -141,7 +141,7 @@ def checksum(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _FileSlice:
     """What one file has of a tensor."""
 
     file: Any
@@ -155,14 +155,14 @@ class TensorFiles:
         """Names the files, in the order of their rows."""
         self._paths = list(paths)
         self._opened = ExitStack()
-        self._stretches: dict[str, list[_Stretch]] = {}
+        self._stretches: dict[str, list[_FileSlice]] = {}
 
     def __enter__(self) -> Self:
         for path in self._paths:
             file = self._opened.enter_context(safe_open(path, framework="pt"))
             for name in file.keys():  # noqa: SIM118 (no mapping)
                 shape = tuple(file.get_slice(name).get_shape())
-                self._stretches.setdefault(name, []).append(_Stretch(file, shape))
+                self._stretches.setdefault(name, []).append(_FileSlice(file, shape))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -174,7 +174,7 @@ class TensorFiles:
         return {
             name: first.shape
             if not others
-            else (sum(each.shape[0] for each in (first, *others)), *first.shape[1:])
+            else (sum(part.shape[0] for part in (first, *others)), *first.shape[1:])
             for name, (first, *others) in self._stretches.items()
         }
 
@@ -213,12 +213,12 @@ def write_tensors(
     if shards is None:
         return _write_own(folder, training_state, 0, 1)
     ranks, (row, place) = shards.ranks, shards.grid.place
-    own: dict[str, str] = {}
-    with ranks.settled():
+    checksums: dict[str, str] = {}
+    with ranks.failing_together():
         if row == 0:
             check_reachable(folder, ranks)
-            own = _write_own(folder, training_state, place, shards.grid.shard_size)
-    return _of_everyone(own, ranks)
+            checksums = _write_own(folder, training_state, place, shards.grid.shard_size)
+    return _of_everyone(checksums, ranks)
 
 
 def write_history(folder: Path, history: Mapping[str, Tensor], ranks: Ranks) -> dict[str, str]:
@@ -230,21 +230,23 @@ def write_history(folder: Path, history: Mapping[str, Tensor], ranks: Ranks) -> 
         RunError: The disk is full, or a rank cannot reach the folder.
         SaidElsewhere: On another rank, where the first one says so.
     """
-    own: dict[str, str] = {}
-    with ranks.settled():
+    checksums: dict[str, str] = {}
+    with ranks.failing_together():
         if history:
             if ranks.size > 1:
                 check_reachable(folder, ranks)
             path = folder / shard_name(HISTORY, ranks.rank, ranks.size)
             save_tensors(path, history)
-            own[path.name] = checksum(path)
-    return _of_everyone(own, ranks)
+            checksums[path.name] = checksum(path)
+    return _of_everyone(checksums, ranks)
 
 
 def _of_everyone(checksums: Mapping[str, str], ranks: Ranks) -> dict[str, str]:
     """Returns the checksums of the files that all ranks have written."""
-    everyones = [json.loads(each) for each in ranks.everyones(json.dumps(checksums).encode())]
-    return {name: written for each in everyones for name, written in each.items()}
+    everyones = [json.loads(answer) for answer in ranks.everyones(json.dumps(checksums).encode())]
+    return {
+        name: written for rank_checksums in everyones for name, written in rank_checksums.items()
+    }
 
 
 def restore_tensors(path: Path, training_state: TrainingState, shards: int) -> None:
@@ -253,12 +255,12 @@ def restore_tensors(path: Path, training_state: TrainingState, shards: int) -> N
     Raises:
         StateError: It is of another model.
     """
-    own = model_state(training_state.model)
+    tensors = model_state(training_state.model)
     with TensorFiles(_shard_paths(path, WEIGHTS, shards)) as weights:
-        if {name: tuple(tensor.shape) for name, tensor in own.items()} != weights.shapes:
+        if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != weights.shapes:
             raise _of_another_model(path)
         with torch.no_grad():
-            for name, tensor in own.items():
+            for name, tensor in tensors.items():
                 local(tensor).copy_(weights.read(name, rows_here(tensor)))
     with TensorFiles(_shard_paths(path, OPTIMIZER, shards)) as moments:
         own_moments = _own_moments(moments, training_state)
@@ -292,8 +294,10 @@ def _write_own(
     }
     for name, named in tensors.items():
         path = folder / shard_name(name, place, shards)
-        own = {label: local(t.detach()) for label, t in named.items() if place == 0 or is_cut(t)}
-        save_tensors(path, own)
+        local_tensors = {
+            label: local(t.detach()) for label, t in named.items() if place == 0 or is_cut(t)
+        }
+        save_tensors(path, local_tensors)
         written[path.name] = checksum(path)
     return written
 
@@ -305,19 +309,19 @@ def _own_moments(moments: TensorFiles, training_state: TrainingState) -> dict[st
     of a parameter that is cut it is one number. None: they are of another model.
     """
     parameters = dict(training_state.model.named_parameters())
-    own = {}
+    tensors = {}
     for label, shape in moments.shapes.items():
         name = label.rsplit("/", 1)[0]
         if name not in parameters:
             return None
         parameter = parameters[name].detach()
         if is_cut(parameter) and shape == tuple(parameter.shape):
-            own[label] = from_rows(parameter, moments.read(label, rows_here(parameter)))
+            tensors[label] = from_rows(parameter, moments.read(label, rows_here(parameter)))
         elif is_cut(parameter) and math.prod(shape) != 1:
             return None
         else:
-            own[label] = moments.read(label)
-    return own
+            tensors[label] = moments.read(label)
+    return tensors
 
 
 def _of_another_model(path: Path) -> StateError:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpft.privacy import noise, sampling
 from dpft.privacy.clipping import checks, recorder, styles
-from dpft.privacy.clipping.products import Lookup, Norms, Outer
+from dpft.privacy.clipping.products import GradientNorms, Lookup, Outer
 from dpft.privacy.sampling import BinomialBlocks
 
 
@@ -53,7 +53,9 @@ def checks_off() -> Iterator[None]:
 def tied_weight_forgotten() -> AbstractContextManager[None]:
     """A tied weight's norm is that of its look-ups: what it does as the head is not counted."""
 
-    def of_embedding(_: Norms, embedding: Norms, *uses: Outer | Lookup) -> Norms:
+    def of_embedding(
+        _: GradientNorms, embedding: GradientNorms, *uses: Outer | Lookup
+    ) -> GradientNorms:
         return embedding
 
     return _tied_weights(of_embedding)
@@ -63,9 +65,9 @@ def tied_weight_halved() -> AbstractContextManager[None]:
     """A tied weight's norm counts for half of what it is."""
     tied_norms = recorder.tied_norms
 
-    def half(*norms_and_uses: Any) -> Norms:
+    def half(*norms_and_uses: Any) -> GradientNorms:
         whole = tied_norms(*norms_and_uses)
-        return Norms(whole.square / 4, whole.error / 4, whole.rounding / 2)
+        return GradientNorms(whole.square / 4, whole.error / 4, whole.rounding / 2)
 
     return _tied_weights(half)
 
@@ -99,7 +101,7 @@ def noise_repeated() -> Iterator[None]:
 
 
 @contextmanager
-def _tied_weights(wrong_norms: Callable[..., Norms]) -> Iterator[None]:
+def _tied_weights(wrong_norms: Callable[..., GradientNorms]) -> Iterator[None]:
     """Compute the norms of tied weights, which are not formed, by ``wrong_norms``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorder, "tied_norms", wrong_norms)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpft.audit.membership import (
-    _curves,
+    attack_curves,
     lira_scores,
     rmia_scores,
 )
@@ -185,11 +185,11 @@ def test_an_attack_on_what_is_remembered_finds_it_and_on_nothing_finds_nothing()
     inside = np.arange(400) < 200
     before = generator.normal(-40, 5, 400)
     references = before + generator.normal(0, 1, (2, 400))
-    remembered = _curves(inside, before + 10 * inside, before, references)
+    remembered = attack_curves(inside, before + 10 * inside, before, references)
     assert set(remembered) == {*ATTACKS, "LiRA", "RMIA"}
     assert remembered["loss beside the model before"].auc == 1.0
     assert min(remembered["LiRA"].auc, remembered["RMIA"].auc) > 0.98
-    nothing = _curves(inside, before + generator.normal(0, 1, 400), before, references)
+    nothing = attack_curves(inside, before + generator.normal(0, 1, 400), before, references)
     assert all(0.4 < curve.auc < 0.6 for curve in nothing.values())
 
 

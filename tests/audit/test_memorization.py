@@ -17,26 +17,29 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from dpft.audit.kinds.memorization import Memorization
+from dpft.audit.base import AuditedRun
 from dpft.audit.memorization import (
     SETS,
     Attempt,
     MemorizationAudit,
-    PromptedRow,
-    audit_memorization,
-    cut_records,
+    MemorizationConfig,
     edit_distance,
     scores_of,
     t5_words,
 )
+from dpft.audit.prompted_rows import PromptedRow, prompted_rows
+from dpft.commands.guarantee import privacy_of
+from dpft.commands.ledger_account import saved_run
+from dpft.constants import CAUSAL, MASKED, SEQ2SEQ, TEXT
 from dpft.data.batches import TextLayout
-from dpft.data.corpora import CorpusEncoding
+from dpft.data.corpus_objectives import (
+    CorpusEncoding,
+)
 from dpft.data.encoding import TextEncoding
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, MASKED, SEQ2SEQ, TEXT
 from dpft.strict_model import as_json
 from dpft.tasks.base import Example
-from dpft.tokenizers import Pieces, save_tokenizer
+from dpft.tokenizers import save_tokenizer
 from dpft.training.training_config import DeviceConfig
 from tests.models import small
 from tests.slowness import slow_but
@@ -110,8 +113,8 @@ def test_a_distance_counts_put_in_left_out_and_changed() -> None:
 
 
 def asked(**options: Any) -> dict[str, Any]:
-    """Returns what ``cut_records`` is told by an audit of these options."""
-    audit = Memorization(**options)
+    """Returns what ``prompted_rows`` is told by an audit of these options."""
+    audit = MemorizationConfig(**options)
     keys = ("hidden", "prefix_tokens", "continuation_tokens")
     return {key: getattr(audit, key) for key in keys}
 
@@ -127,7 +130,7 @@ def encoding(kind: str) -> TextEncoding:
 
 def cut(kind: str, prefix_tokens: int, example: Example, most: int = 114) -> PromptedRow:
     made = encoding(kind)
-    (found,) = cut_records([example], made, prefix_tokens=prefix_tokens, continuation_tokens=most)
+    (found,) = prompted_rows([example], made, prefix_tokens=prefix_tokens, continuation_tokens=most)
     return found
 
 
@@ -145,14 +148,14 @@ LEARNED = Example(prompt=PROMPT, target=TARGET, group="", after_start=True, lear
 def test_the_whole_prompt_is_given_however_short_the_prefix(prefix_tokens: int) -> None:
     found = cut(CAUSAL, prefix_tokens, PAIR)
     assert found.beginning.read == ids(CAUSAL, PROMPT)
-    assert found.asked[0] == ids(CAUSAL, TARGET)
-    assert found.beginning.max_new_tokens == len(found.asked[0])
+    assert found.targets[0] == ids(CAUSAL, TARGET)
+    assert found.beginning.max_new_tokens == len(found.targets[0])
 
 
 def test_a_longer_prefix_takes_of_the_target() -> None:
     found = cut(CAUSAL, 4, PAIR)
     whole = ids(CAUSAL, PROMPT) + ids(CAUSAL, TARGET)
-    assert found.beginning.read + found.asked[0] == whole
+    assert found.beginning.read + found.targets[0] == whole
     assert len(found.beginning.read) == 4
 
 
@@ -160,18 +163,18 @@ def test_a_record_no_longer_than_the_prefix_gives_its_first_half() -> None:
     found = cut(CAUSAL, 512, PLAIN)
     target = ids(CAUSAL, TARGET)
     # a start token stands before a plain text, and is one of its tokens
-    assert (len(found.beginning.read), len(found.asked[0])) == (3, 4)
-    assert found.beginning.read[1:] + found.asked[0] == target
+    assert (len(found.beginning.read), len(found.targets[0])) == (3, 4)
+    assert found.beginning.read[1:] + found.targets[0] == target
 
 
 def test_a_prompt_that_was_learned_may_be_cut_too() -> None:
     found = cut(CAUSAL, 2, LEARNED)
     assert found.beginning.read[1:] == ids(CAUSAL, PROMPT)[:1]
-    assert found.asked[0] == ids(CAUSAL, PROMPT)[1:] + ids(CAUSAL, TARGET)
+    assert found.targets[0] == ids(CAUSAL, PROMPT)[1:] + ids(CAUSAL, TARGET)
 
 
 def test_a_continuation_has_at_most_so_many_tokens() -> None:
-    assert cut(CAUSAL, 1, PAIR, most=2).asked[0] == ids(CAUSAL, TARGET)[:2]
+    assert cut(CAUSAL, 1, PAIR, most=2).targets[0] == ids(CAUSAL, TARGET)[:2]
 
 
 @pytest.mark.parametrize(("prefix_tokens", "begun"), [(1, 0), (2, 0), (5, 3)])
@@ -181,7 +184,7 @@ def test_a_seq2seq_model_reads_the_prompt_and_has_begun_the_target(
     found = cut(SEQ2SEQ, prefix_tokens, PAIR)
     target = ids(SEQ2SEQ, TARGET)
     assert found.beginning.read == (*ids(SEQ2SEQ, PROMPT), 1)
-    assert (found.beginning.decoder_tokens, found.asked[0]) == (target[:begun], target[begun:])
+    assert (found.beginning.decoder_tokens, found.targets[0]) == (target[:begun], target[begun:])
 
 
 def test_a_seq2seq_model_of_plain_texts_has_begun_them() -> None:
@@ -195,12 +198,12 @@ def test_a_seq2seq_model_of_plain_texts_has_begun_them() -> None:
 @pytest.mark.parametrize("kind", [CAUSAL, SEQ2SEQ])
 def test_a_record_with_nothing_to_write_is_left_out(kind: str) -> None:
     empty = Example(prompt=PROMPT, target="", group="")
-    assert cut_records([empty], encoding(kind), **asked(prefix_tokens=1)) == []
+    assert prompted_rows([empty], encoding(kind), **asked(prefix_tokens=1)) == []
 
 
 def test_the_end_of_a_text_is_no_part_of_it() -> None:
     for kind in (CAUSAL, SEQ2SEQ):
-        assert 1 not in cut(kind, 1, PAIR).asked[0]
+        assert 1 not in cut(kind, 1, PAIR).targets[0]
 
 
 LETTERS = "abcdefghij"
@@ -210,7 +213,7 @@ END = 1
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
     """A token for each letter, sentinels, and a mask."""
-    pieces = Pieces(pieces=(("▁", -9.0), *((letter, -1.0) for letter in LETTERS)))
+    pieces = [("▁", -9.0), *((letter, -1.0) for letter in LETTERS)]
     folder = tmp_path_factory.mktemp("letters")
     save_tokenizer(folder, pieces, algorithm="unigram", sentinels=9)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
@@ -240,15 +243,15 @@ def test_a_prefix_of_a_corpus_text_is_read_by_the_encoder_as_in_training(
     """No end-of-text token follows it, and the decoder writes from its own first token on."""
     made = corpus(letters, SEQ2SEQ)
     for prefix_tokens, read in ((10, 10), (26, 24), (512, 24)):
-        (found,) = cut_records([word(40)], made, **asked(prefix_tokens=prefix_tokens))
+        (found,) = prompted_rows([word(40)], made, **asked(prefix_tokens=prefix_tokens))
         whole = tokens_of(letters, 40)[: made.raw_length]
         assert found.beginning.read == whole[:read]
         assert found.beginning.decoder_tokens == ()
-        assert found.asked == (whole[read:],)
+        assert found.targets == (whole[read:],)
         assert found.written((3, 4)) == [(3, 4)]
-    (row,), (short,) = made.rows([word(9)]), cut_records([word(9)], made, **asked())
+    (row,), (short,) = made.rows([word(9)]), prompted_rows([word(9)], made, **asked())
     assert list(short.beginning.read) == row.input_ids, "of a short text as much as in training"
-    assert [*short.asked[0], END] == row.labels
+    assert [*short.targets[0], END] == row.labels
 
 
 def test_a_prefix_before_a_model_of_hidden_spans_ends_as_all_that_it_reads(
@@ -256,11 +259,11 @@ def test_a_prefix_before_a_model_of_hidden_spans_ends_as_all_that_it_reads(
 ) -> None:
     made = corpus(letters, SEQ2SEQ, span_corruption=True)
     options = asked(hidden="continuation", prefix_tokens=10, continuation_tokens=5)
-    (found,) = cut_records([word(40)], made, **options)
+    (found,) = prompted_rows([word(40)], made, **options)
     whole = tokens_of(letters, 40)
     assert found.beginning.read == (*whole[:10], END)
-    assert (found.asked, found.beginning.max_new_tokens) == ((whole[10:15],), 5)
-    (short,) = cut_records([word(9)], made, **options | {"prefix_tokens": 512})
+    assert (found.targets, found.beginning.max_new_tokens) == ((whole[10:15],), 5)
+    (short,) = prompted_rows([word(9)], made, **options | {"prefix_tokens": 512})
     assert short.beginning.read == (*tokens_of(letters, 9)[:4], END)
 
 
@@ -268,12 +271,12 @@ def test_hidden_spans_are_those_of_the_row_as_it_is_scored(
     letters: PreTrainedTokenizerBase,
 ) -> None:
     made = corpus(letters, SEQ2SEQ, span_corruption=True)
-    (found,), (row,) = cut_records([word(26)], made, **asked()), made.rows([word(26)])
+    (found,), (row,) = prompted_rows([word(26)], made, **asked()), made.rows([word(26)])
     assert list(found.beginning.read) == row.input_ids
     target = [int(label) for label in row.labels]
     assert found.beginning.max_new_tokens == len(target) - 1, "the end of the text aside"
-    assert found.written(target[:-1]) == list(found.asked)
-    assert sum(map(len, found.asked)) == 4, "15 % of 26"
+    assert found.written(target[:-1]) == list(found.targets)
+    assert sum(map(len, found.targets)) == 4, "15 % of 26"
 
 
 def test_what_is_written_is_parted_by_any_sentinel_and_what_is_left_out_is_nothing(
@@ -281,23 +284,23 @@ def test_what_is_written_is_parted_by_any_sentinel_and_what_is_left_out_is_nothi
 ) -> None:
     made = corpus(letters, SEQ2SEQ, span_corruption=True, max_length=40)
     options = asked(continuation_tokens=2)
-    (found,) = cut_records([word(40)], made, **options)
-    assert sum(map(len, found.asked)) == 2
+    (found,) = prompted_rows([word(40)], made, **options)
+    assert sum(map(len, found.targets)) == 2
     first, second = made.sentinels[:2]
     assert found.written([9, first, 5, 6, second, 7])[0] == (5, 6)
     assert found.written([second, 7])[0] == ()
-    assert found.written([]) == [()] * len(found.asked)
+    assert found.written([]) == [()] * len(found.targets)
     assert found.written([first, 5, first, 6])[0] == (5,), "the first filling counts"
 
 
 def test_a_masked_model_reads_masks_in_the_place_of_spans(letters: PreTrainedTokenizerBase) -> None:
     made = corpus(letters, MASKED)
-    (found,) = cut_records([word(22)], made, **asked())
+    (found,) = prompted_rows([word(22)], made, **asked())
     (raw,) = made.rows_together([word(22)])
     places = [n for n, token in enumerate(found.beginning.read) if token == letters.mask_token_id]
-    assert len(places) == found.beginning.max_new_tokens == sum(map(len, found.asked)) == 3
+    assert len(places) == found.beginning.max_new_tokens == sum(map(len, found.targets)) == 3
     there = [raw.input_ids[place] for place in places]
-    assert found.written(there) == list(found.asked)
+    assert found.written(there) == list(found.targets)
     kept = [n for n in range(len(raw.input_ids)) if n not in places]
     assert all(found.beginning.read[n] == raw.input_ids[n] for n in kept)
 
@@ -305,14 +308,14 @@ def test_a_masked_model_reads_masks_in_the_place_of_spans(letters: PreTrainedTok
 def test_each_chunk_that_was_trained_on_is_asked_about(letters: PreTrainedTokenizerBase) -> None:
     made = corpus(letters, CAUSAL, chunks=3)
     options = asked(prefix_tokens=4)
-    found = cut_records([word(50), word(9)], made, **options)
+    found = prompted_rows([word(50), word(9)], made, **options)
     assert [each.record for each in found] == [0, 0, 0, 1]
     whole = tokens_of(letters, 50)
-    assert [each.beginning.read[1:] + each.asked[0] for each in found[:2]] == [
+    assert [each.beginning.read[1:] + each.targets[0] for each in found[:2]] == [
         whole[:23],
         whole[23:46],
     ]
-    chosen = cut_records([word(50), word(9)], made, **options, rows=[[1], [0]])
+    chosen = prompted_rows([word(50), word(9)], made, **options, rows=[[1], [0]])
     assert chosen == [found[1], found[3]]
 
 
@@ -328,17 +331,21 @@ def test_what_a_model_has_not_learned_to_write_is_refused(
     letters: PreTrainedTokenizerBase, kind: str, hidden: str, changes: dict[str, Any]
 ) -> None:
     with pytest.raises(InputError, match=rf"audit\.hidden={hidden} needs a "):
-        cut_records([], corpus(letters, kind, **changes), **asked(hidden=hidden))
+        prompted_rows([], corpus(letters, kind, **changes), **asked(hidden=hidden))
     with pytest.raises(ValueError, match="hidden"):
-        Memorization(hidden="x")
+        MemorizationConfig(hidden="x")
 
 
 CPU = DeviceConfig(device="cpu")
 
 
 def audited(run: str, **options: Any) -> MemorizationAudit:
-    asked = vars(Memorization(**options)) | {"device": CPU}
-    return audit_memorization(Path(run), **{key: asked[key] for key in asked if key != "name"})
+    folder = Path(run)
+    audited_run = AuditedRun(
+        folder=folder, config=saved_run(run), privacy=privacy_of(folder), device=CPU
+    )
+    record: MemorizationAudit = MemorizationConfig(**options).find(audited_run).record
+    return record
 
 
 def test_scores_of_every_set_are_written_for_the_owner_alone(texts_runs: Workspace) -> None:
@@ -385,7 +392,7 @@ def test_a_run_whose_private_folder_is_gone_says_what_can_still_be_done(
 @pytest.mark.parametrize("key", ["prefix_tokens", "continuation_tokens", "limit"])
 def test_counts_are_positive(key: str) -> None:
     with pytest.raises(ValueError, match=key):
-        Memorization(**{key: 0})
+        MemorizationConfig(**{key: 0})
 
 
 @pytest.mark.slow

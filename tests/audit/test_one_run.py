@@ -1,11 +1,20 @@
-"""What an audit in one run releases of several views: one verdict, whose p is of all of them."""
+"""``audit=one_run``: which views of a run it looks at, and what it releases of several views.
+
+That is one verdict, whose p-value is of all of them.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from dpft.audit.one_run import Settings, View, finding
+from dpft.audit.one_run import OneRunConfig, View
 from dpft.audit.trade_off import GaussianTradeOff
+from dpft.commands.canary_steps import read_white_box
 from dpft.data.canaries import COIN, Canary
+from dpft.errors import InputError
 from dpft.strict_model import as_json
 
 COINS = np.random.default_rng(0).random(200) < 0.5
@@ -17,15 +26,14 @@ BLIND = np.random.default_rng(1).normal(size=len(COINS))
 
 
 def released(*views: View, private: bool = True) -> dict:
-    settings = Settings(
+    finding = OneRunConfig(name="one_run").finding(
+        CANARIES,
+        views,
         epsilon=20.0 if private else None,
         delta=1e-5,
         trade_off=GaussianTradeOff(0.1) if private else None,
-        confidence=0.95,
-        mechanism_confidence=0.995,
-        choices=10,
     )
-    return as_json(finding(CANARIES, views, settings).released)
+    return as_json(finding.released)
 
 
 def view(name: str, scores: np.ndarray, *, independent: bool = False) -> View:
@@ -50,3 +58,30 @@ def test_blind_views_are_possible_and_without_privacy_nothing_is_tested() -> Non
     assert 1 - 0.995 < record["p_value_of_plan"] <= 1
     record = released(view("black", BLIND), private=False)
     assert "p_value_of_plan" not in record and not record["other_mechanism"]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A run that was to keep scores of its steps, and kept none."""
+    scores = [0.0, 1.0]
+    monkeypatch.setattr(OneRunConfig, "black_box_scores", lambda self, run, canaries: scores)
+    return SimpleNamespace(
+        folder=tmp_path, config=SimpleNamespace(audit=SimpleNamespace(white_box=True))
+    )
+
+
+def views(run: Any, **options: Any) -> list[View]:
+    canaries = cast("list[Canary]", [None, None])
+    return OneRunConfig(name="one_run", **options).views(run, canaries)
+
+
+def test_a_run_whose_steps_have_no_scores_is_audited_by_its_model_alone_where_asked(
+    run: Any,
+) -> None:
+    (alone,) = views(run, white_box=False)
+    assert alone.name == "black box"
+
+
+def test_what_to_do_without_scores_of_steps_is_what_can_be_done(run: Any) -> None:
+    with pytest.raises(InputError, match=r"by its model alone with audit\.white_box=false\.$"):
+        read_white_box(run.folder, canaries=2, steps=3)

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 
 import dpft.audit
 from dpft.config.schema import check_suffixes
+from dpft.constants import SEQ2SEQ
 from dpft.data.batches import TextLayout
 from dpft.data.canaries import (
     FEWEST_SUFFIXES,
@@ -16,11 +17,12 @@ from dpft.data.canaries import (
     check_suffixes_learned,
     make_canaries,
 )
-from dpft.data.corpora import CorpusEncoding
+from dpft.data.corpus_objectives import (
+    CorpusEncoding,
+)
 from dpft.errors import InputError
-from dpft.kinds import SEQ2SEQ
 from dpft.tasks.corpus import CorpusTask
-from dpft.tokenizers import Pieces, save_tokenizer
+from dpft.tokenizers import save_tokenizer
 
 ROOM = Path(dpft.audit.__file__).parent
 ASKED = "about the words of dpft audit itself, which it refuses before it looks at the run"
@@ -32,17 +34,18 @@ CHECKED = "checked when a run begins: the two tests of exposure canaries below"
 
 WHERE = {
     "base.AuditConfig._check_fields": ASKED,
-    "kinds.membership.MembershipAudit._check_fields": ASKED,
-    "memorization.hidden_of": ASKED,
+    "membership.MembershipConfig._check_fields": ASKED,
+    "prompted_rows.hidden_part": ASKED,
+    "synthetic.read_synthetic": FILES,
     "membership._reference": ASKED,
     "audited_run._missing_key": FILES,
     "audited_run._other_records": FILES,
-    "base.kept_canaries": FILES,
-    "base.import_extra": INSTALLED,
-    "membership._records": NOT_WANTED,
+    "audited_run.kept_canaries": FILES,
+    "memorization.import_extra": INSTALLED,
+    "membership.MembershipConfig.find": NOT_WANTED,
     "audited_run.check_writes_texts": NOT_WANTED,
-    "kinds.exposure.canaries_of": NOT_WANTED,
-    "kinds.one_run.canaries_of": NOT_WANTED,
+    "exposure.ExposureConfig.find": NOT_WANTED,
+    "one_run.OneRunConfig.find": NOT_WANTED,
     "trade_off": SCORES,
     "membership": SCORES,
     "guessing": SCORES,
@@ -109,7 +112,7 @@ def test_canaries_whose_suffix_is_not_learned_as_a_whole_are_refused_before_a_ru
     """A hidden span, or what follows a beginning, is another part of a text than the suffix."""
     words = ("one", "two", "six", "ten", "red")
     pieces = (("▁", -9.0), *((f"▁{word}", -1.0) for word in words), ("q", -2.0))
-    save_tokenizer(tmp_path, Pieces(pieces=pieces), algorithm="unigram", sentinels=40)
+    save_tokenizer(tmp_path, pieces, algorithm="unigram", sentinels=40)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     config = CanaryConfig(exposure_canaries=1, vocabulary=3, suffix_words=3)
     encoding = CorpusEncoding(

@@ -15,7 +15,7 @@ import pytest
 from pydantic import Field
 
 from dpft.cli import commands, hydra_app, main
-from dpft.cli.commands import run_folder, write_hydra_record
+from dpft.cli.commands import composed_job, run_folder
 from dpft.config import hydra_compose as composing
 from dpft.config.load import config_directory
 from dpft.config.section import ChosenBy, Section, by_name
@@ -69,7 +69,7 @@ def run_fake(config: Fake) -> None:
         "log": lambda: logging.getLogger("dpft.fake").info("a public line"),
         "leave": lambda: os._exit(1),
         "spend": lambda: (run_folder() / LEDGER).touch(),
-        "record": lambda: write_hydra_record(run_folder()),
+        "record": lambda: composed_job().write_record(run_folder()),
     }
     outcomes[config.outcome]()
 

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from dpft.commands.account import resolve
+from dpft.commands.account import CostOfNumbers, answer
 from dpft.config.account import AccountConfig
 from tests.slowness import slow
 from tests.stories.tiny import Outcome, Workspace
@@ -139,9 +139,9 @@ def test_an_epsilon_out_of_reach_is_refused_under_the_keys_of_this_subcommand(
     ],
 )
 def test_steps_follow_from_epochs_by_the_one_formula(given: dict, steps: int) -> None:
-    setting = resolve(AccountConfig(eps=3.0, **given))
-    assert setting.steps == steps
-    assert math.isclose(setting.delta, given.get("delta", 0.5 / given.get("num_examples", 1)))
+    record = answer(AccountConfig(noise_multiplier=9.0, accountant="rdp", **given)).record
+    assert isinstance(record, CostOfNumbers) and record.steps == steps
+    assert math.isclose(record.delta, given.get("delta", 0.5 / given.get("num_examples", 1)))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from dpft.cli import commands
-from dpft.cli.commands import composed_job, recorded_job, write_hydra_record
+from dpft.cli.commands import composed_job, recorded_job
 from dpft.cli.main import main
 
 
@@ -41,7 +41,7 @@ def test_the_record_names_no_machine(tmp_path: Path, config: DictConfig) -> None
     folder = tmp_path / "run"
     folder.mkdir()
     with recorded_job(config):
-        write_hydra_record(folder)
+        composed_job().write_record(folder)
     texts = [path.read_text() for path in (folder / ".hydra").iterdir()]
     assert len(texts) == 3
     assert not [text for text in texts if str(tmp_path) in text]

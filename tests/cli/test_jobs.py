@@ -29,10 +29,10 @@ from dpft.cli.jobs import (
     sweep_folder,
 )
 from dpft.cli.main import main
-from dpft.commands.exit_codes import Outcome, termination_as_exit
+from dpft.commands.exit_codes import ExitStatus, termination_as_exit
 from dpft.config.hydra_compose import as_input_error
 from dpft.errors import InputError, RunError
-from dpft.parallel.rank_environment import TERMINATED, Task, termination_requests
+from dpft.parallel.rank_environment import TERMINATED, SubmittedTask, termination_requests
 
 
 class ForkingLauncher(BasicLauncher):
@@ -229,8 +229,8 @@ def requeues() -> Iterator[list[int]]:
     signal.signal(signal.SIGUSR2, before)
 
 
-def task(executor: str = "local") -> Task:
-    return Task(
+def task(executor: str = "local") -> SubmittedTask:
+    return SubmittedTask(
         job="17", executor=executor, rank=0, size=1, local_rank=0, nodes=1, address="", log=None
     )
 
@@ -249,8 +249,8 @@ def told(*numbers: int) -> Callable[[], int]:
     return job
 
 
-def until_preempted(job: Callable[[], int], place: Task | None) -> int:
-    outcome = Outcome()
+def until_preempted(job: Callable[[], int], place: SubmittedTask | None) -> int:
+    outcome = ExitStatus()
     with requeued_if_preempted(outcome, place):
         outcome.exit_code = job()
     return outcome.exit_code

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from dpft.cli.main import main
-from dpft.config.listing import GROUPS, LISTED, listed, purpose
+from dpft.commands.listing import GROUPS, LISTED, listed
+from dpft.config.help_text import purpose
 from dpft.config.load import config_directory
 from tests.slowness import slow_but
 

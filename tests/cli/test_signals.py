@@ -36,8 +36,8 @@ def test_every_outcome_has_its_exit_code_and_leaves_no_empty_folder(
 def test_a_reader_that_goes_away_ends_the_command_quietly_as_sigpipe_does(letters: int) -> None:
     """What fits into the pipe is written when all has been said, which must not fail either."""
     program = (
-        "import sys, time\nfrom dpft.commands.exit_codes import Outcome, command_outcome\n"
-        "outcome = Outcome()\nwith command_outcome(outcome):\n"
+        "import sys, time\nfrom dpft.commands.exit_codes import ExitStatus, command_outcome\n"
+        "outcome = ExitStatus()\nwith command_outcome(outcome):\n"
         f"    time.sleep(0.5)\n    print('x' * {letters})\nsys.exit(outcome.exit_code)"
     )
     command = f"{sys.executable} -c {shlex.quote(program)} | true; echo ${{PIPESTATUS[0]}}"

@@ -11,7 +11,7 @@ from dpft.methods.base import ParameterCounts
 from dpft.privacy.ledger import Ledger, LedgerHead, read_ledger
 from dpft.privacy.mechanisms.base import GaussianStep
 from dpft.privacy.plan import Phase, PrivacyPlan
-from dpft.reports.promises import PrivateRun
+from dpft.reports.privacy_json import PrivateRun
 from dpft.strict_model import as_json
 from tests.reports.plain import ORIGIN, whole_config
 from tests.reports.test_report import CONFIG

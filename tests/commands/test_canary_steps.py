@@ -10,7 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from dpft.commands.canary_steps import (
     StepScores,
     WhiteBoxListener,
-    apart,
     check_white_box,
     common_directions,
     differences,
@@ -18,6 +17,7 @@ from dpft.commands.canary_steps import (
     own_lengths,
     owners_of,
     read_white_box,
+    remove_common_directions,
     summed_gradients,
     sums,
     tables,
@@ -236,7 +236,7 @@ def test_what_rows_have_in_common_is_taken_away_whatever_its_length() -> None:
     along[2] = 1.0
     lengths = torch.randn((4000, 1), generator=generator, dtype=torch.float64)
     rows = own + 3.0 + 100 * lengths * along
-    left = apart(rows, common_directions(rows))
+    left = remove_common_directions(rows, common_directions(rows))
     rest = [at for at in range(6) if at != 2]
     centered = (own - own.mean(dim=0))[:, rest]
     torch.testing.assert_close(left[:, rest], centered, atol=3e-3, rtol=0)

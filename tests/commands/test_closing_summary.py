@@ -15,14 +15,15 @@ from transformers import PretrainedConfig, ViTConfig
 from dpft.cli.commands import subcommand
 from dpft.commands import closing_summary as ending
 from dpft.commands.closing_summary import ending_lines, show_ending
-from dpft.commands.generate import _with_model, prompts_of, written_task
+from dpft.commands.generate import generated_task, prompts_of
 from dpft.commands.ledger_account import saved_run
+from dpft.commands.task_model import trained_model_of_run
 from dpft.config.hydra_compose import compose
 from dpft.config.load import config_directory, dump
+from dpft.constants import CAUSAL, MASKED, NOTHING, PROMPTS, SEQ2SEQ, TEXTS
 from dpft.errors import InputError
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.scores import ScoreEntry
-from dpft.kinds import CAUSAL, MASKED, NOTHING, PROMPTS, SEQ2SEQ, TEXTS
 from dpft.tasks import classification, corpus, custom, glue
 from dpft.tasks.base import TextTask
 from dpft.tasks.custom import CustomTexts
@@ -291,10 +292,17 @@ def test_every_command_that_a_run_advises_takes_that_run_of_every_task_and_objec
                 assert isinstance(task, TextTask)
                 row = {column: ROWS.get(column, "a ____ b") for column in task.given_columns}
                 Path(f"{run}.jsonl").write_text(json.dumps(row) + "\n")
-                _, asked, of_run = _with_model(made, saved_run(str(run)))
-                assert prompts_of(asked, written_task(asked, of_run))
+                _, asked, of_run = with_model_facts(made, saved_run(str(run)))
+                assert prompts_of(asked, generated_task(asked, of_run))
         check_others_refused(task.written_from, str(run))
     assert done
+
+
+def with_model_facts(config: Any, saved: Any) -> tuple[Any, Any, Any]:
+    """A run's model, and both tasks with the lengths that the model's config.json decides."""
+    trained_model = trained_model_of_run(Path(config.run), saved)
+    asked = config.replace(task=trained_model.fitted(config.task))
+    return trained_model, asked, trained_model.fitted(saved.task)
 
 
 def check_scorable(task: Any) -> None:
@@ -310,8 +318,8 @@ def check_others_refused(written_from: str | None, run: str) -> None:
     asked = {NOTHING: "num=3", PROMPTS: f"prompts={run}.jsonl"}
     for given in {NOTHING, PROMPTS} - {written_from}:
         made = composed("generate", [f"run={run}", asked[given]])
-        _, config, of_run = _with_model(made, saved_run(run))
+        _, config, of_run = with_model_facts(made, saved_run(run))
         if getattr(of_run, "learn_prompt", False):
             continue  # It writes both.
         with pytest.raises(InputError, match="num|prompts|run must name a model that writes"):
-            prompts_of(config, written_task(config, of_run))
+            prompts_of(config, generated_task(config, of_run))

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from dpft.commands.account import SAME_DATA, run_table, together_table
+from dpft.commands.account_runs import SAME_DATA, run_table, runs_table
 from dpft.commands.composition import (
     account_for_spent,
     account_together,
@@ -11,13 +11,13 @@ from dpft.commands.composition import (
     check_same_unit,
     spent_beside,
 )
-from dpft.commands.ledger_account import SpentRun, read_spent, taken_before
+from dpft.commands.ledger_account import SpentRun, histogram_steps, read_spent
 from dpft.errors import InputError, StateError
 from dpft.privacy.accounting import SampledGaussian, account, evaluate, summary
 from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, Mechanism
 from dpft.privacy.accounting.summary import eps_text
-from dpft.privacy.ledger import Noise, added_up
+from dpft.privacy.ledger import Noise, sum_steps
 from dpft.privacy.mechanisms.base import GaussianStep
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.plan import SpentBefore
@@ -107,7 +107,7 @@ def test_a_tokenizers_cost_is_known_from_the_plan_alone(tmp_path: Path) -> None:
     assert f"epsilon = {eps_text(together.epsilon)}" in text
     again = spent(tmp_path / "b", plan=make_plan(tokenizer=before))
     both = account_together([run, again])
-    assert sum(noise.threshold_delta > 0 for noise in taken_before(before)) == 1
+    assert sum(noise.threshold_delta > 0 for noise in histogram_steps(before)) == 1
     assert spent_beside([run, again]) == [(run, before)], "one tokenizer is paid for once"
     assert both.delta == DELTA + 1e-6
 
@@ -132,7 +132,7 @@ def test_steps_of_equal_noise_add_up() -> None:
     """A tokenizer's of the training's noise took the place of its steps."""
     noise = Noise(noise_multiplier=1.0, sample_rate=0.5)
     other = Noise(noise_multiplier=2.0, sample_rate=1.0)
-    assert added_up({noise: 5}, {noise: 1, other: 1}) == {noise: 6, other: 1}
+    assert sum_steps({noise: 5}, {noise: 1, other: 1}) == {noise: 6, other: 1}
 
 
 def test_runs_on_the_same_data_are_composed_at_the_smallest_delta(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_runs_on_the_same_data_are_composed_at_the_smallest_delta(tmp_path: Path
     at = account_together(runs, delta=1e-2, accountant="rdp")
     assert at.epsilon == pytest.approx(bound(7, "rdp", 1e-2), abs=1e-9)
     own = [account_for_spent(run) for run in runs]
-    table = together_table(list(zip(runs, own, strict=True)), together)
+    table = runs_table(list(zip(runs, own, strict=True)), together)
     assert SAME_DATA in table.replace("\n      ", " ")
     assert str(tmp_path / "b") in table
 

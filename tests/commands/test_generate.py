@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from dpft.commands.generate import privacy_of, prompts_of, source_of_prompts, written_task
+from dpft.commands.generate import generated_task, privacy_of, prompts_of, source_of_prompts
 from dpft.config.schema import GenerateConfig
 from dpft.errors import InputError, StateError
 from dpft.generation.decoding import DecodeConfig
-from dpft.reports.promises import OWN_RECORDS
+from dpft.reports.privacy_json import OWN_RECORDS
 from dpft.tasks.custom import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
@@ -53,7 +53,7 @@ def test_what_a_runs_texts_cost_must_be_known(tmp_path: Path) -> None:
 def test_a_task_of_labels_is_refused() -> None:
     task = GlueTask(name="rte", labels=("yes", "no"), objective="cls")
     with pytest.raises(InputError) as refused:
-        written_task(asked(task=task, num=1), task)
+        generated_task(asked(task=task, num=1), task)
     assert str(refused.value) == (
         "run must name a model that writes texts, got outputs/a/b, whose model (task=rte) chooses"
         " labels; `dpft eval run=outputs/a/b` has it label a split."
@@ -73,24 +73,24 @@ def test_where_whole_records_were_trained_on_the_model_goes_on_from_nothing() ->
 
 def test_the_other_way_to_ask_is_refused_by_task(data: Path) -> None:
     with pytest.raises(InputError, match=r"meaning_representation; .*FILE with such rows\.$"):
-        written_task(asked(num=3), E2E)
+        generated_task(asked(num=3), E2E)
     with pytest.raises(InputError, match=r"from q; .* or train with task\.learn_prompt=true,"):
-        written_task(asked(task=PAIRS, num=3), PAIRS)
+        generated_task(asked(task=PAIRS, num=3), PAIRS)
     with pytest.raises(InputError, match="task=custom, whose whole record .* give num=N"):
         prompts_of(asked(prompts="prompts.jsonl"), WHOLE)
 
 
 def test_a_learned_prompt_is_written_from_nothing_or_given() -> None:
-    whole = written_task(asked(task=LEARNED, num=1), LEARNED)
+    whole = generated_task(asked(task=LEARNED, num=1), LEARNED)
     assert whole.record({}, "Why: so") == {"q": "Why", "a": "so"}
-    assert written_task(asked(task=LEARNED, prompts="x"), LEARNED) == LEARNED
+    assert generated_task(asked(task=LEARNED, prompts="x"), LEARNED) == LEARNED
 
 
 @pytest.mark.parametrize(("task", "trained"), [(LEARNED, PAIRS), (PAIRS, LEARNED)])
 def test_whether_a_prompt_was_learned_cannot_be_said_afterwards(task: Any, trained: Any) -> None:
     for given in ({"num": 1}, {"prompts": "x"}):
         with pytest.raises(InputError, match=r"task\.learn_prompt must be what the run was"):
-            written_task(asked(task=task, **given), trained)
+            generated_task(asked(task=task, **given), trained)
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])

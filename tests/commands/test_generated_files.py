@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpft.commands import generate as generation
-from dpft.commands.generate import Target, Written, new_files, write
+from dpft.commands.generate import GeneratedFiles, GeneratedTexts, new_files, write_generated
 from dpft.config.schema import GenerateConfig
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
@@ -22,7 +22,7 @@ from tests.reports.plain import privacy_of
 from tests.reports.test_privacy_record import without_privacy
 
 WHOLE = CustomTexts(name="custom", data_dir="data", text_template="{text}")
-WRITTEN = Written(
+WRITTEN = GeneratedTexts(
     texts=("Qzxmine", "Qzxmine too"), records=({"text": "Qzxmine"}, None), unread=(1, 1)
 )
 
@@ -34,19 +34,21 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def put(target: Target, task: Any = WHOLE, written: Written = WRITTEN, **given: Any) -> dict:
+def put(
+    target: GeneratedFiles, task: Any = WHOLE, written: GeneratedTexts = WRITTEN, **given: Any
+) -> dict:
     """Writes two texts, and returns what the statement says."""
     asked = {"num": None if "prompts" in given else 2, "run": "outputs/a/b", **given}
     config = GenerateConfig(task=task, decode=DecodeConfig(strategy="nucleus"), **asked)
     prompts = [({}, WHOLE.prompt({}))] * 2
     privacy = privacy_of(without_privacy(StepsPlan(num_examples=9, expected_batch_size=3, steps=9)))
     source = "the user's" if "prompts" in given else "none"
-    write(
+    write_generated(
         config,
         target,
         privacy=privacy,
         task=task,
-        written=written,
+        texts=written,
         prompts=prompts,
         source=source,
     )
@@ -146,7 +148,7 @@ def test_what_is_no_row_is_counted_and_lies_apart(data: Path) -> None:
 
 def test_where_all_are_rows_nothing_lies_apart(data: Path) -> None:
     target = new_files(data, "a.csv", WHOLE)
-    both = Written(texts=("a", "b"), records=({"text": "a"}, {"text": "b"}), unread=(0,))
+    both = GeneratedTexts(texts=("a", "b"), records=({"text": "a"}, {"text": "b"}), unread=(0,))
     assert put(target, written=both)["unparsed"] == 0
     assert not target.unparsed.exists()
 

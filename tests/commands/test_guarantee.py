@@ -16,7 +16,7 @@ from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
 from dpft.privacy.plan import SpentBefore, StepsPlan
-from dpft.reports.promises import PrivateRun
+from dpft.reports.privacy_json import PrivateRun
 from dpft.strict_model import as_json
 from tests.commands.run_folders import BATCH, NOISE, SIZE, edit, make_plan, make_run, mechanism
 from tests.reports.test_privacy_record import without_privacy

@@ -9,8 +9,8 @@ import torch
 
 from dpft.commands.modality import modality_of
 from dpft.commands.task_model import head_of, layout_of
+from dpft.constants import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER
 from dpft.errors import InputError
-from dpft.kinds import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import load_model, new_names
 from dpft.models.source import EMBEDDED_MODEL, ModelConfig

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dpft.commands.account import (
+from dpft.commands.account_runs import (
     SAME_DATA,
     run_record,
     run_table,
-    together_record,
-    together_table,
+    runs_record,
+    runs_table,
 )
 from dpft.commands.ledger_account import SpentRun, read_spent
 from dpft.privacy.accounting import EpsilonBound
@@ -240,7 +240,7 @@ def test_a_reproducible_run_is_not_called_private(ended: SpentRun) -> None:
     assert run_record(ended, BOUND).private is True
     seeded = replace(ended, plan=ended.plan.replace(reproducible=True))
     assert run_record(seeded, BOUND).private is False
-    both = together_record([(ended, BOUND), (seeded, BOUND)], BOUND)
+    both = runs_record([(ended, BOUND), (seeded, BOUND)], BOUND)
     assert both.private is False
 
 
@@ -249,7 +249,7 @@ def test_runs_together_stand_with_their_own_cost_and_whose_word_it_is(
 ) -> None:
     runs = [(ended, BOUND), (broken, BOUND.replace(epsilon=0.5, warnings=()))]
     together = BOUND.replace(epsilon=2.0, epsilons={}, warnings=())
-    table = together_table(runs, together)
+    table = runs_table(runs, together)
     by = BOUND.accountant
     assert rows(table)[1] == ["5", "1.5", "0.2", "0.0125", "1.2345", by, ended.folder]
     # its epsilon and its folder stand once, beside the first of its noises
@@ -265,8 +265,8 @@ def test_runs_together_stand_with_their_own_cost_and_whose_word_it_is(
     )
     assert "compares to no other" not in table, "all are by one accountant at one delta"
     for other in ({"delta": 0.001}, {"accountant": "pld"}):
-        apart = together_table(runs, together.replace(**other))
+        apart = runs_table(runs, together.replace(**other))
         assert "compares to no other" in " ".join(apart.split())
-    record = together_record(runs, together)
+    record = runs_record(runs, together)
     assert (record.steps_taken, record.same_data) == (8, SAME_DATA)
     assert [run.epsilon for run in record.runs] == [1.2345, 0.5]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpft.commands.task_model import prepare_in_shards, prepare_model
-from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
+from dpft.constants import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
 from dpft.methods.base import METHODS
 from dpft.models.architecture import read_architecture
 from dpft.models.source import ModelConfig

@@ -70,7 +70,7 @@ def test_the_first_ones_configuration_and_folder_are_everybodys(
     own = loaded("train", [*WORDS, "privacy.delta=1e-6"]).settings(), Path("run"), goes_on
 
     def share(ranks: Ranks) -> tuple[TrainConfig, Path, bool]:
-        config = own[0] if ranks.is_first else None
+        config = own[0] if ranks.is_rank_0 else None
         return share_settings(config, Path("run"), resumes=goes_on, ranks=ranks)
 
     first, second = on_threads(2, share)
@@ -83,7 +83,7 @@ def test_the_first_ones_keys_are_everybodys() -> None:
     own = Secrets(unit_key=bytes(range(32)), held_out_key=bytes(32), audit_key=bytes(range(1, 33)))
 
     def share(ranks: Ranks) -> Secrets:
-        return share_secrets(own if ranks.is_first else None, ranks)
+        return share_secrets(own if ranks.is_rank_0 else None, ranks)
 
     assert on_threads(2, share) == [own, own]
     own = replace(own, held_out_key=None)

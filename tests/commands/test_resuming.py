@@ -22,7 +22,9 @@ from dpft.commands.interrupted_run import (
 )
 from dpft.commands.new_run import Secrets, fingerprint_text
 from dpft.commands.run_plan import plan_run
-from dpft.commands.splits import Division
+from dpft.commands.splits import (
+    Division,
+)
 from dpft.config.load import dump, plain
 from dpft.config.schema import TrainConfig
 from dpft.data.raw_rows import rows_in_memory

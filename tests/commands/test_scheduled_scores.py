@@ -10,8 +10,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from docs.tools.reference.forms import schema
-from dpft.commands import evaluate as evaluation
-from dpft.commands.evaluate import ScheduledScores
+from dpft.commands import scheduled_scores
+from dpft.commands.scheduled_scores import ScheduledScores
 from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.evaluate import Evaluation
 from dpft.privacy.accounting.curve import SpentEpsilon
@@ -140,7 +140,7 @@ def take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
         )  # fmt: skip
         return [one]
 
-    monkeypatch.setattr(evaluation, "evaluate", evaluate)
+    monkeypatch.setattr(scheduled_scores, "score_stage", evaluate)
 
     def taken(start: int, last: int, end: int, **changes: object) -> dict[int, list[int]]:
         config = SimpleNamespace(

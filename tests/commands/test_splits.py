@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dpft.commands import splits as held_out
-from dpft.commands.evaluate import not_evaluated
+from dpft.commands.scoring import not_evaluated
 from dpft.commands.splits import (
     HELD_OUT,
     Division,

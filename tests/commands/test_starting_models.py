@@ -12,7 +12,10 @@ from dpft.models.source import ModelConfig
 from dpft.privacy.accounting import account
 from dpft.privacy.ledger import read_ledger
 from dpft.privacy.plan import StepsPlan
-from dpft.reports.privacy_record import started_from, starting_sentences
+from dpft.reports.privacy_sentences import (
+    started_from,
+    starting_sentences,
+)
 from dpft.strict_model import as_json
 from tests.commands.run_folders import edit, make_plan, make_run
 from tests.reports.plain import WITH_TOKENIZER, plain

@@ -18,11 +18,21 @@ from dpft.commands.task_model import (
     written_tokens,
 )
 from dpft.config.load import from_values
+from dpft.constants import (
+    CAUSAL,
+    CLASSES,
+    CLASSIFIER,
+    LABEL_WORDS,
+    MASKED,
+    SCORE,
+    SEQ2SEQ,
+    TEXT,
+    Head,
+)
 from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.errors import InputError
 from dpft.generation.decoding import DecodeConfig
-from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.architecture import Architecture, read_architecture
 from dpft.models.loading import add_tokens, load_model, load_tokenizer
 from dpft.models.losses import answer_logits, per_example_losses

@@ -79,8 +79,9 @@ def test_before_the_first_step_everything_is_written_that_resuming_needs(
 
     at_loop(look)
     origins: list[tuple[Path, bool]] = []
+    composed: Any = SimpleNamespace(write_record=lambda at: origins.append((at, is_held(at))))
     with pytest.raises(Stopped):
-        train_run(config, folder, write_request=lambda at: origins.append((at, is_held(at))))
+        train_run(config, folder, composed=composed)
     assert set(seen) >= KEPT and any("checkpoints/step-00000000" in name for name in seen)
     assert origins == [(folder, True)]
     assert not is_held(folder)
@@ -107,7 +108,7 @@ def test_held_out_rows_are_never_trained_on_and_the_public_size_counts_them(
     )
     before(
         monkeypatch,
-        "score",
+        "score_stage",
         lambda *given: held.extend(example.prompt for example in given[3]["held_out"]),
     )
     with pytest.raises(Stopped):
@@ -128,7 +129,9 @@ def test_the_configuration_and_the_records_have_the_number_that_auto_stands_for(
     sets: list[Any] = []
     scored: list[int] = []
     at_loop(lambda state, training_set, engine, run: sets.append(training_set))
-    before(monkeypatch, "score", lambda *given: scored.append(given[2].layout.pad_to_multiple_of))
+    before(
+        monkeypatch, "score_stage", lambda *given: scored.append(given[2].layout.pad_to_multiple_of)
+    )
     with pytest.raises(Stopped):
         train_run(with_train(config, **limits), tmp_path / "run")
     saved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
@@ -212,7 +215,7 @@ def test_a_resumed_run_keeps_the_scores_before_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stages: list[str] = []
-    before(monkeypatch, "score", lambda *given: stages.append(given[4]))
+    before(monkeypatch, "score_stage", lambda *given: stages.append(given[4]))
     for resumes in (False, True):
         with pytest.raises(Stopped):
             train_run(config, tmp_path / "run", resumes=resumes)

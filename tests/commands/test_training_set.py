@@ -10,9 +10,16 @@ import pytest
 import torch
 
 from dpft.commands import training_set as training_records
-from dpft.commands.splits import Division, TrainingData, divide, known_by, load_training_data
+from dpft.commands.splits import (
+    Division,
+    TrainingData,
+    divide,
+    known_by,
+    load_training_data,
+)
 from dpft.commands.training_set import check_canaries, make_training_set, render, summarize
 from dpft.config.schema import TrainConfig
+from dpft.constants import CAUSAL, TEXT
 from dpft.data.batches import TextLayout
 from dpft.data.canaries import COIN, Canary
 from dpft.data.encoding import Encoding, TokenRows
@@ -20,7 +27,6 @@ from dpft.data.sources import load_examples
 from dpft.data.tokenization import TokenizedExample
 from dpft.data.training_records import bounded_units
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, TEXT
 from dpft.tasks.base import Example, Record
 from dpft.training.loop import TrainingSet
 from tests.commands.configs import with_privacy

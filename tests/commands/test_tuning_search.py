@@ -17,13 +17,14 @@ import pytest
 from dpft.commands import train
 from dpft.commands import tune as tuning
 from dpft.commands.modality import text
-from dpft.commands.tune import everything_to, owner_only, resumed_search
+from dpft.commands.tune import output_redirected_to, owner_only, resumed_search
 from dpft.config.load import dump
 from dpft.errors import InputError, RunError
 from dpft.privacy.accounting.selection import ACCOUNTANT
 from dpft.privacy.randomness import PURPOSES, Randomness, make_randomness
 from dpft.run_folder import KEYS
-from dpft.training import loop, start
+from dpft.training import loop
+from dpft.training import starting_point as start
 from dpft.training.diagnostics import Diagnostics
 from tests.config.test_tune import command
 from tests.stories.tiny import EVALUATION, SETTING, Outcome, Workspace, make_workspace, unnamed
@@ -330,7 +331,7 @@ def test_prints_logs_and_what_c_code_writes_go_to_a_private_file(
 ) -> None:
     path = tmp_path / "log"
     handlers = list(logging.getLogger().handlers)
-    with everything_to(path):
+    with output_redirected_to(path):
         print("a print")
         print("an error", file=sys.stderr)
         logging.getLogger("dpft.x").warning("a log line")
@@ -348,7 +349,7 @@ def test_prints_logs_and_what_c_code_writes_go_to_a_private_file(
 def test_an_error_passes_and_output_is_as_before(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), everything_to(tmp_path / "log"):
+    with pytest.raises(KeyboardInterrupt), output_redirected_to(tmp_path / "log"):
         raise KeyboardInterrupt
     os.write(1, b"heard")
     assert capfd.readouterr().out == "heard"

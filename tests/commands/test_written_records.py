@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dpft.commands import generate as generation
-from dpft.commands.generate import Written, write_records
+from dpft.commands.generate import GeneratedTexts, generate_texts
 from dpft.config.schema import GenerateConfig
 from dpft.generation.decoding import DecodeConfig, Draws
 from dpft.tasks.custom import CustomTexts
@@ -42,10 +42,12 @@ class Model:
         return [f"{each}{sign[int(each) <= draws.attempt]}{draws.attempt}" for each in prompts]
 
 
-def written(model: Model, task: Any = PAIRS, strategy: str = "nucleus", **given: Any) -> Written:
+def written(
+    model: Model, task: Any = PAIRS, strategy: str = "nucleus", **given: Any
+) -> GeneratedTexts:
     decode = DecodeConfig(strategy=strategy)
     given = {"task": task, "decode": decode, "run": "x", "prompts": "y", "batch_size": 2, **given}
-    return write_records(GenerateConfig(**given), task, model, PROMPTS)  # type: ignore[arg-type]
+    return generate_texts(GenerateConfig(**given), task, model, PROMPTS)  # type: ignore[arg-type]
 
 
 def test_only_what_is_no_row_is_written_anew_at_its_own_place() -> None:
@@ -80,12 +82,12 @@ def test_without_a_template_every_text_is_a_record() -> None:
     model, decode = Model(), DecodeConfig(strategy="nucleus")
     config = GenerateConfig(task=E2E, decode=decode, run="x", prompts="y", batch_size=2)
     prompts = [(row, example) for row, (_, example) in zip(rows, PROMPTS, strict=True)]
-    found = write_records(config, E2E, model, prompts)  # type: ignore[arg-type]
+    found = generate_texts(config, E2E, model, prompts)  # type: ignore[arg-type]
     assert [row["human_reference"] for row in found.rows] == ["0-0", "1+0", "2+0", "3+0", "4+0"]
 
 
 def test_texts_from_nothing_are_kept_apart_by_themselves() -> None:
-    found = Written(texts=("a", "b"), records=(None, {"x": "b"}), unread=(1,))
+    found = GeneratedTexts(texts=("a", "b"), records=(None, {"x": "b"}), unread=(1,))
     assert found.unparsed([({}, PROMPTS[0][1])] * 2) == [{"text": "a"}]
 
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from dpft.commands.report import ReportConfig
 from dpft.config.load import from_values
-from dpft.config.report import ReportConfig
 
 
 def refusal(**values: object) -> str:

@@ -11,14 +11,14 @@ from docs.tools.pages import all_pages, named_commands
 from dpft.audit.base import AuditConfig
 from dpft.cli.commands import subcommand
 from dpft.cli.main import SUBCOMMANDS
+from dpft.commands.doctor import DoctorConfig
+from dpft.commands.listing import ListConfig
 from dpft.commands.overrides import without_recipes_promise
+from dpft.commands.report import ReportConfig
 from dpft.config import schema
 from dpft.config.account import AccountConfig
-from dpft.config.doctor import DoctorConfig
 from dpft.config.hydra_compose import compose
-from dpft.config.listing import ListConfig
 from dpft.config.load import config_directory, load, load_saved, to_yaml
-from dpft.config.report import ReportConfig
 from dpft.config.schema import TokenizerCommand
 from dpft.config.tune import TuneCommand
 from dpft.errors import InputError

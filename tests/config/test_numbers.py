@@ -131,5 +131,5 @@ def test_steps_that_are_null_follow_epochs_and_epochs_that_are_null_are_ten(
 ) -> None:
     values = copy.deepcopy(defaults())
     values["train"] |= {"epochs": epochs, "steps": None}
-    train = configured(values).train.for_own_data(42061, method="full", own=False)
+    train = configured(values).train.for_own_data(42061, method="full", is_user_data=False)
     assert train.planned_steps(42061) == 410

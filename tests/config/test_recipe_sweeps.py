@@ -10,10 +10,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from dpft.commands.overrides import without_recipes_promise
+from dpft.commands.report import ReportConfig
 from dpft.config.account import AccountConfig
 from dpft.config.hydra_compose import compose
 from dpft.config.load import config_directory, load
-from dpft.config.report import ReportConfig
 from dpft.config.schema import TrainCommand
 from dpft.privacy.plan import planned_steps
 from tests.slowness import slow_but_every

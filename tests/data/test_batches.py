@@ -13,17 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from dpft.data.batches import (
-    JsonWeights,
-    TextLayout,
-    collated_units,
-    micro_batches,
-    synthetic_rows,
-)
-from dpft.data.images import ImageLayout
-from dpft.data.pixels import ImageForm
-from dpft.data.tokenization import TokenizedExample
-from dpft.kinds import (
+from dpft.constants import (
     CAUSAL,
     CLASSES,
     CLASSIFIER,
@@ -34,8 +24,18 @@ from dpft.kinds import (
     SEQ2SEQ,
     TEXT,
 )
+from dpft.data.batches import (
+    JsonWeights,
+    TextLayout,
+    collated_units,
+    micro_batches,
+    synthetic_rows,
+)
+from dpft.data.images import ImageLayout
+from dpft.data.pixels import ImageForm
+from dpft.data.tokenization import TokenizedExample
 from dpft.models.losses import per_example_losses, token_nll
-from dpft.parallel.ranks import Share
+from dpft.parallel.ranks import RankShare
 from tests.clipped_batches import clipped_batches
 from tests.models import small
 from tests.privacy.clipping.oracle import TOLERANCE, distance, total_norm, unit_gradients
@@ -360,8 +360,8 @@ def test_the_data_set_is_left_in_its_order(size):
 def test_processes_have_each_piece_once_and_about_as_many_padded_tokens(indices, size, processes):
     """Pieces are those of one process, so that only the order of their sum differs."""
     layout = TextLayout(pad_to_multiple_of=8)
-    whole = pieces_of(indices, size, layout, Share())
-    shares = [pieces_of(indices, size, layout, Share(at, processes)) for at in range(processes)]
+    whole = pieces_of(indices, size, layout, RankShare())
+    shares = [pieces_of(indices, size, layout, RankShare(at, processes)) for at in range(processes)]
     assert Counter(piece for share in shares for piece in share) == Counter(whole)
     tokens = [sum(len(row) for piece in share for row in piece) for share in shares]
     heaviest = max((sum(map(len, piece)) for piece in whole), default=0)

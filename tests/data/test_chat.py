@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from dpft.constants import IGNORED_LABEL
 from dpft.data.batches import TextLayout
 from dpft.data.chat import ChatEncoding
 from dpft.errors import InputError
-from dpft.kinds import IGNORED_LABEL
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.tasks.custom import ChatExample, CustomChats
 

@@ -4,11 +4,19 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from dpft.constants import (
+    CAUSAL,
+    CLASSES,
+    CLASSIFIER,
+    LABEL_WORDS,
+    MASKED,
+    SCORE,
+    SEQ2SEQ,
+)
 from dpft.data.batches import TextLayout
 from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding, label_word_ids
 from dpft.data.tokenization import special_ids
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.tasks.base import LabeledExample
 from dpft.tasks.templates import Template

@@ -14,14 +14,14 @@ import pytest
 from pyarrow import parquet
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from dpft.constants import CAUSAL, IGNORED_LABEL, MASKED, SEQ2SEQ
 from dpft.data import sources
 from dpft.data.batches import TextLayout, ViewedRows
-from dpft.data.corpora import (
-    ENDINGS,
+from dpft.data.corpora import ENDINGS, corpus_files
+from dpft.data.corpus_objectives import (
     CorpusEncoding,
     MaskedTokens,
     SpanCorruption,
-    corpus_files,
     corrupted_lengths,
     noise_of,
     raw_length,
@@ -36,10 +36,9 @@ from dpft.data.sources import (
 from dpft.data.tokenization import TokenizedExample
 from dpft.data.training_records import PackedRecords
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, IGNORED_LABEL, MASKED, SEQ2SEQ
 from dpft.tasks.base import SPLITS, Example
 from dpft.tasks.corpus import CorpusTask
-from dpft.tokenizers import Pieces, save_tokenizer
+from dpft.tokenizers import save_tokenizer
 from tests.data.conftest import load_with_units
 from tests.models import small
 
@@ -298,7 +297,7 @@ END, FIRST = 1, 4
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
     """A token for each letter; also the roles of [MASK], [CLS] and [SEP]."""
-    pieces = Pieces(pieces=(("▁", -9.0), *((letter, -1.0) for letter in LETTERS)))
+    pieces = [("▁", -9.0), *((letter, -1.0) for letter in LETTERS)]
     folder = tmp_path_factory.mktemp("letters")
     save_tokenizer(folder, pieces, algorithm="unigram", sentinels=4)
     made: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from dpft.constants import CAUSAL, CLASSES, MASKED, SCORE, SEQ2SEQ
 from dpft.data import tokenization
 from dpft.data.batches import TextLayout
 from dpft.data.encoding import (
@@ -26,7 +27,6 @@ from dpft.data.encoding import (
     tokenize_together,
 )
 from dpft.data.tokenization import TokenizedExample, has_plain_call, token_ids, tokenize
-from dpft.kinds import CAUSAL, CLASSES, MASKED, SCORE, SEQ2SEQ
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.tasks.base import Example, LabeledExample
 from tests.data import test_chat, test_encoding

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from dpft.constants import ATTRIBUTES
 from dpft.data.encoding import fingerprint
 from dpft.data.images import (
     COLUMNS,
@@ -21,7 +22,6 @@ from dpft.data.images import (
 )
 from dpft.data.pixels import ImageForm
 from dpft.errors import RunError
-from dpft.kinds import ATTRIBUTES
 from dpft.tasks.base import ImagePlace, LabeledImage
 from tests.data import made_images as made
 

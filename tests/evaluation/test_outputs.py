@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dpft.constants import CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
 from dpft.data.batches import TextLayout
 from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding, label_word_ids
 from dpft.data.encoding import TextEncoding
@@ -15,7 +16,6 @@ from dpft.evaluation.eval_config import EvalConfig
 from dpft.evaluation.evaluate import evaluate_model, group_examples
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.generation.decoding import DecodeConfig, generate_texts
-from dpft.kinds import CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ
 from dpft.tasks.base import Example, LabeledExample
 from dpft.tasks.glue import GlueTask
 from tests.models import small

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpft.commands.run_cost import cut
+from dpft.commands.run_cost import shard_model
 from dpft.evaluation.evaluate import group_examples
 from dpft.evaluation.outputs import ModelOutputs
 from dpft.generation.decoding import DecodeConfig
@@ -23,7 +23,7 @@ def said(ranks: Ranks, examples: list[Example]) -> tuple[list[str], Any]:
     """Texts and likelihoods, from a share of the records on each of several ranks."""
     outputs: ModelOutputs = replace(writer(), ranks=ranks)
     if ranks.size > 1:
-        cut(outputs.model, ParallelConfig(name="fsdp"), torch.device("cpu"), ranks)
+        shard_model(outputs.model, ParallelConfig(name="fsdp"), torch.device("cpu"), ranks)
     texts = outputs.texts(
         [group.examples[0] for group in group_examples(examples)], WRITTEN, lambda _: None
     )

@@ -24,7 +24,7 @@ from transformers import (
 from dpft.errors import InputError
 from dpft.generation.decoding import (
     DecodeConfig,
-    Prefix,
+    DecodingPrompt,
     batches_by_tokens,
     continuations,
     evaluation_mode,
@@ -405,14 +405,16 @@ def small_seq2seq() -> PreTrainedModel:
     return T5ForConditionalGeneration(small.t5_config(vocab_size=40)).double()
 
 
-def beginnings(*max_new_tokens: int) -> list[Prefix]:
+def beginnings(*max_new_tokens: int) -> list[DecodingPrompt]:
     return [
-        Prefix(read=read, max_new_tokens=lacks)
+        DecodingPrompt(read=read, max_new_tokens=lacks)
         for read, lacks in zip(READ, max_new_tokens, strict=True)
     ]
 
 
-def continued(model: PreTrainedModel, asked: list[Prefix], **settings) -> list[tuple[int, ...]]:
+def continued(
+    model: PreTrainedModel, asked: list[DecodingPrompt], **settings
+) -> list[tuple[int, ...]]:
     reader = small.blank_words(closes=model.config.is_encoder_decoder)
     return continuations(model, reader, asked, **settings)
 
@@ -442,8 +444,9 @@ def test_batches_do_not_change_it_and_none_writes_too_much(
 def test_a_text_to_the_last_position_is_written_on(causal: PreTrainedModel) -> None:
     """Others of the batch are longer, and lack less."""
     asked = [
-        Prefix(read=tuple(range(5, 18)), max_new_tokens=3), Prefix(read=(5,), max_new_tokens=15),
-    ]  # fmt: skip
+        DecodingPrompt(read=tuple(range(5, 18)), max_new_tokens=3),
+        DecodingPrompt(read=(5,), max_new_tokens=15),
+    ]
     assert [*map(len, continued(causal, asked, batch_size=8))] == [3, 15]
 
 
@@ -451,15 +454,15 @@ def test_a_seq2seq_model_goes_on_from_what_its_decoder_has_begun(
     small_seq2seq: PreTrainedModel,
 ) -> None:
     read = [(5, 6, 1), (7, 8, 9, 1)]
-    asked = [Prefix(read=r, max_new_tokens=8) for r in read]
+    asked = [DecodingPrompt(read=r, max_new_tokens=8) for r in read]
     whole = continued(small_seq2seq, asked, batch_size=2)
     assert all(len(tokens) == 8 for tokens in whole)
     begun = [
-        Prefix(read=r, decoder_tokens=w[:3], max_new_tokens=5)
+        DecodingPrompt(read=r, decoder_tokens=w[:3], max_new_tokens=5)
         for r, w in zip(read, whole, strict=True)
     ]
     assert continued(small_seq2seq, begun, batch_size=2) == [w[3:] for w in whole]
-    other = [Prefix(read=r, decoder_tokens=(20, 21), max_new_tokens=5) for r in read]
+    other = [DecodingPrompt(read=r, decoder_tokens=(20, 21), max_new_tokens=5) for r in read]
     mixed = continued(small_seq2seq, [begun[0], other[1]], batch_size=2)
     assert mixed[0] == whole[0][3:]
 

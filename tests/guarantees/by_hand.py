@@ -173,7 +173,7 @@ def train_by_hand(
         )
         moved += learning_rate * norm(total) / expected_batch_size
         model.zero_grad(set_to_none=True)
-        noise.finish()  # leaves standard Gaussians, because there is no gradient
+        noise.privatize_gradients()  # leaves standard Gaussians, because there is no gradient
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad:

@@ -126,7 +126,7 @@ def noise() -> list[dict[str, Any]]:
     for _ in range(STEPS):
         for parameter in parameters:
             parameter.grad = None
-        source.finish()
+        source.privatize_gradients()
         gradients = {str(place): p.grad for place, p in enumerate(parameters)}
         firsts = [float(gradient.flatten()[0]).hex() for gradient in gradients.values()]
         steps.append({"first": firsts, "digest": digest(gradients)})

@@ -39,7 +39,7 @@ def noise_of(
     for _ in range(steps):
         for p in parameters:
             p.grad = None if gradient is None else torch.full_like(p, gradient)
-        source.finish()
+        source.privatize_gradients()
         found.append([p.grad.flatten().clone() for p in parameters])
     return found
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel
 
 from tests.guarantees.watched_runs import (
@@ -119,6 +120,20 @@ def test_other_records_are_rejected(workspace: Workspace) -> None:
     outcome = workspace.run("train", "resume=crashed")
     assert outcome.code == BAD_INPUT, outcome.err
     assert ledger_steps(workspace.root / "crashed") == [1, 2, 3, 4]
+
+
+def test_another_base_model_is_rejected(workspace: Workspace) -> None:
+    """The checkpoint has the frozen weights, but the adapter is used with those of the base."""
+    words = (*SEEDED, "method=bitfit")
+    assert interrupted(workspace, "adapter", *words).code == 130
+    path = workspace.root / "model" / "model.safetensors"
+    weights = load_file(path)
+    name = next(name for name in weights if name.endswith("attn.c_attn.weight"))
+    weights[name][0, 0] += 1
+    save_file(weights, path, metadata={"format": "pt"})
+    outcome = workspace.run("train", "resume=adapter")
+    assert outcome.code == CORRUPTED, outcome.err
+    assert ledger_steps(workspace.root / "adapter") == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

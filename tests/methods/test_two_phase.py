@@ -19,7 +19,7 @@ from dpft.methods.base import MethodPhase, count_parameters
 from dpft.methods.two_phase import TwoPhase
 from dpft.models.losses import per_example_losses
 from dpft.privacy.ledger import read_ledger
-from dpft.privacy.planning import make_plan
+from dpft.privacy.plan_building import make_plan
 from dpft.training.checkpoint import restore_checkpoint, save_checkpoint
 from dpft.training.optimizers import (
     AdamW,

@@ -28,8 +28,8 @@ from transformers import (
     ViTConfig,
 )
 
+from dpft.constants import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
 from dpft.models import source
 from dpft.models.architecture import (
     Architecture,
@@ -48,7 +48,7 @@ from dpft.models.architecture import (
 )
 from dpft.models.loading import language_head, load_model, load_tokenizer, meta_model
 from dpft.models.source import MEAN, ModelConfig
-from dpft.tokenizers import Pieces, save_tokenizer
+from dpft.tokenizers import save_tokenizer
 from tests.models import small
 from tests.refused import refusal
 
@@ -144,7 +144,7 @@ def vocabulary(tmp_path: Path) -> Path:
     """A run of dpft tokenizer, as far as a model needs it."""
     run = tmp_path / "run"
     run.mkdir()
-    pieces = Pieces(pieces=(("▁", -1.0), ("a", -2.0), ("b", -3.0)))
+    pieces = (("▁", -1.0), ("a", -2.0), ("b", -3.0))
     save_tokenizer(run / "tokenizer", pieces, algorithm="unigram", sentinels=4)
     return run
 

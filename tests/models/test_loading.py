@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from dpft.kinds import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
+from dpft.constants import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
 from dpft.models.architecture import Architecture, PooledClassifier, read_architecture
 from dpft.models.loading import (
     add_tokens,

@@ -14,9 +14,18 @@ from transformers import (
     PreTrainedModel,
 )
 
+from dpft.constants import (
+    CAUSAL,
+    CLASSES,
+    CLASSIFIER,
+    LABEL_WORDS,
+    MASKED,
+    SCORE,
+    SEQ2SEQ,
+    TEXT,
+)
 from dpft.data.batches import Batch, TextLayout
 from dpft.data.tokenization import TokenizedExample
-from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT
 from dpft.models.architecture import PooledClassifier
 from dpft.models.losses import answer_logits, per_example_losses, token_nll
 from tests.clipped_batches import clipped_batches

@@ -17,12 +17,12 @@ from transformers import (
     Qwen3_5TextModel,
 )
 
-from dpft.kinds import CLASSIFIER, Head
+from dpft.constants import CLASSIFIER, Head
 from dpft.methods.base import METHODS
 from dpft.models.architecture import padding_id, read_architecture
 from dpft.models.loading import load_model, load_tokenizer, new_names
 from dpft.models.source import MEAN, ModelConfig
-from dpft.text_parts import idle_modules
+from dpft.non_text_modules import idle_modules
 from tests.models import multimodal
 from tests.refused import refusal
 

@@ -12,8 +12,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from dpft.config.schema import check_quantization
+from dpft.constants import CAUSAL, Head
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, Head
 from dpft.methods.base import METHODS, Method
 from dpft.models import loading
 from dpft.models.architecture import read_architecture

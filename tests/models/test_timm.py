@@ -17,8 +17,8 @@ from torch import nn
 from dpft.commands.modality import modality_of
 from dpft.commands.task_model import layout_of
 from dpft.config.load import from_values
+from dpft.constants import IMAGE_CLASSIFIER, Head
 from dpft.errors import InputError
-from dpft.kinds import IMAGE_CLASSIFIER, Head
 from dpft.methods.base import METHODS
 from dpft.models import source
 from dpft.models.architecture import Architecture, read_architecture

@@ -14,16 +14,18 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from dpft.data.batches import TextLayout, View
-from dpft.data.corpora import SpanCorruption
+from dpft.constants import CAUSAL, LABEL_WORDS, MASKED
+from dpft.data.batches import RowView, TextLayout
+from dpft.data.corpus_objectives import (
+    SpanCorruption,
+)
 from dpft.data.images import ImageLayout, RandomView
 from dpft.data.pixels import ImageForm
-from dpft.kinds import CAUSAL, LABEL_WORDS, MASKED
 from dpft.methods.base import METHODS, Method
 from dpft.models.losses import per_example_losses
-from dpft.parallel.ranks import Ranks, Share, make_grid
+from dpft.parallel.ranks import Ranks, RankShare, make_grid
 from dpft.parallel.sharding import repeated_blocks, whole
-from dpft.parallel.shards import ShardedModel, WholeSums
+from dpft.parallel.shards import ShardedModel, UnshardedSums
 from dpft.privacy.clipping.clipper import ClippingChoice, ClippingOptions
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.ledger import NoLedger
@@ -58,7 +60,7 @@ MODELS = {
     "t5-spans": SHAPES["t5-text"],
     "vit": Shape(lambda: ViTForImageClassification(ViTConfig(**VIT)), IMAGES, IMAGE_HEAD),
 }
-VIEWS: dict[str, View] = {
+VIEWS: dict[str, RowView] = {
     "t5-spans": SpanCorruption(noise_density=0.3, mean_span=2.0, sentinels=(3, 4, 5), end=2),
     "vit": RandomView(),
 }
@@ -122,7 +124,7 @@ def take_steps(ranks: Ranks, case: Case) -> Outcome:
     """Returns what a private engine and this rank's share of the records make of a case."""
     method, model = prepared(case)
     shards = None if case.shard_size is None or ranks.size == 1 else sharded(model, case, ranks)
-    training_set = replace(records(case), share=Share(ranks.rank, ranks.size))
+    training_set = replace(records(case), share=RankShare(ranks.rank, ranks.size))
     outcome = Outcome(gradients=[], norms=[], own_units=[], collectives=[], sent_bytes=[])
     with private_engine(model, method, case, ranks, shards) as engine:
         for step in range(1, case.steps + 1):
@@ -210,7 +212,7 @@ def sharded(model: nn.Module, case: Case, ranks: Ranks) -> ShardedModel:
         blocks=repeated_blocks(model),
         accumulates_shards=case.accumulates_shards,
     )
-    ranks.served = made.served
+    ranks.serving_other_ranks = made.serving_other_ranks
     return made
 
 
@@ -235,7 +237,7 @@ def private_engine(
     )
 
 
-def options_of(case: Case, shards: WholeSums | None = None) -> ClippingOptions:
+def options_of(case: Case, shards: UnshardedSums | None = None) -> ClippingOptions:
     """Returns how a case clips."""
     return ClippingOptions(
         max_grad_norm=1.0,
@@ -254,8 +256,8 @@ def choices_of(
     shards: ShardedModel | None = None,
 ) -> Sequence[ClippingChoice]:
     """Returns the results of the self-check of each phase, as a run does: every rank calls it."""
-    whole_sums = None if shards is None else WholeSums(shards.unsharded)
-    with ranks.settled():
+    whole_sums = None if shards is None else UnshardedSums(shards.unsharded)
+    with ranks.failing_together():
         return checked_phases(
             model,
             method,

@@ -88,7 +88,7 @@ def test_noise_is_added_once_to_the_sum_of_all_ranks_before_any_rounding() -> No
 
 def with_another_sampler(ranks: Ranks, case: Case) -> Outcome:
     """What a rank leaves whose own sampler would draw the first unit alone."""
-    if not ranks.is_first:
+    if not ranks.is_rank_0:
         PoissonSampler.draw = lambda *_, **__: [0]
     return take_steps(ranks, case)
 

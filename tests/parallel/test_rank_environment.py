@@ -12,9 +12,9 @@ from dpft.errors import InputError
 from dpft.parallel.parallel_config import ParallelConfig, World, check_start, world
 from dpft.parallel.rank_environment import (
     PORTS,
-    joined,
     submitted_task,
     termination_requests,
+    torchrun_environment,
 )
 from tests.parallel.silent_program import PROGRAM
 
@@ -84,7 +84,7 @@ def test_a_task_of_slurm_has_the_place_that_torchrun_would_give_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     start(monkeypatch, SLURM)
-    with joined(submitted_task()):
+    with torchrun_environment(submitted_task()):
         assert world() == World(rank=11, size=16, local_rank=3, local_size=8)
         assert os.environ["MASTER_ADDR"] == "gpu07"
         assert int(os.environ["MASTER_PORT"]) in PORTS
@@ -99,7 +99,7 @@ def test_all_tasks_of_a_job_meet_at_one_port_and_those_of_another_elsewhere(
 ) -> None:
     def port(**variables: str) -> str:
         start(monkeypatch, SLURM | variables)
-        with joined(submitted_task()):
+        with torchrun_environment(submitted_task()):
             return os.environ["MASTER_PORT"]
 
     array = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "0"}
@@ -114,7 +114,7 @@ def test_a_task_on_this_machine_meets_the_others_on_its_loopback_interface(
     start(monkeypatch, LOCAL)
     task = submitted_task()
     assert task is not None and task.job == "local:4711"
-    with joined(task):
+    with torchrun_environment(task):
         there = world()
         assert there == World(rank=1, size=2, local_rank=1, local_size=2)
         assert there.on_one_node
@@ -125,10 +125,10 @@ def test_one_task_alone_and_processes_of_torchrun_within_one_are_left_as_they_ar
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     start(monkeypatch, LOCAL | {"SUBMITIT_LOCAL_NTASKS": "1"})
-    with joined(submitted_task()):
+    with torchrun_environment(submitted_task()):
         assert world() is None
     start(monkeypatch, LOCAL | {"RANK": "0", "WORLD_SIZE": "4"})
-    with joined(submitted_task()):
+    with torchrun_environment(submitted_task()):
         assert world() == World(rank=0, size=4, local_rank=0, local_size=4)
 
 
@@ -144,7 +144,7 @@ def test_who_is_no_task_needs_no_submitit(
         monkeypatch.setenv("SUBMITIT_EXECUTOR", executor)
     monkeypatch.setitem(sys.modules, "submitit", None)
     assert submitted_task() is None
-    with joined(submitted_task()):
+    with torchrun_environment(submitted_task()):
         assert world() is None
 
 

@@ -18,8 +18,8 @@ from dpft.parallel.ranks import (
     EVERYTHING,
     RankLost,
     Ranks,
-    Share,
-    first_numbers,
+    RankShare,
+    broadcast_numbers,
     in_turn,
     put_together,
 )
@@ -32,7 +32,7 @@ CONTENTS = (b"", b"\0", b"key", bytes(range(256)) * 40)
 
 def contents_sent(ranks: Ranks, piece: int) -> list[bytes]:
     ranks_module.LENGTH_OF_PIECE = piece
-    return [ranks.broadcast(each if ranks.is_first else b"not read") for each in CONTENTS]
+    return [ranks.broadcast(each if ranks.is_rank_0 else b"not read") for each in CONTENTS]
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -62,7 +62,7 @@ def layouts(scale: int) -> dict[str, torch.Tensor]:
 def layouts_copied(ranks: Ranks) -> dict[str, Any]:
     tensors = layouts(ranks.rank + 1)
     tensors["trained"] = torch.nn.Parameter(torch.full((2, 2), float(ranks.rank)))
-    ranks.copy_first(list(tensors.values()))
+    ranks.broadcast_tensors(list(tensors.values()))
     return {name: tensor.tolist() for name, tensor in tensors.items()}
 
 
@@ -93,7 +93,7 @@ def test_a_flag_is_set_where_one_rank_sets_it() -> None:
 
 def numbers_drawn(ranks: Ranks) -> list[list[int]]:
     drawn = [[], [0], [5, 2**40, 7]]
-    return [first_numbers(each if ranks.is_first else [9], ranks) for each in drawn]
+    return [broadcast_numbers(each if ranks.is_rank_0 else [9], ranks) for each in drawn]
 
 
 def test_every_rank_gets_the_firsts_numbers() -> None:
@@ -105,10 +105,10 @@ def test_one_process_alone_says_everything_to_itself() -> None:
     values = torch.arange(3.0)
     assert (ALONE.broadcast(b"key"), ALONE.everyones(b"a")) == (b"key", [b"a"])
     assert ALONE.any(True, False) == (True, False)
-    assert first_numbers((3, 1), ALONE) == [3, 1]
+    assert broadcast_numbers((3, 1), ALONE) == [3, 1]
     assert ALONE.total(values) is values and ALONE.all_to_all(values) is values
-    ALONE.copy_first([values])
-    with pytest.raises(ZeroDivisionError), ALONE.settled():
+    ALONE.broadcast_tensors([values])
+    with pytest.raises(ZeroDivisionError), ALONE.failing_together():
         raise ZeroDivisionError
     assert not ALONE.traffic.collectives and not ALONE.traffic.sent_bytes
 
@@ -117,7 +117,7 @@ def told(ranks: Ranks, failing: dict[int, Exception]) -> tuple[str, str, int, bo
     """What a settled block ends with, and whether the ranks are still in step after it."""
     error: Exception = Exception("nothing")
     try:
-        with ranks.settled():
+        with ranks.failing_together():
             if ranks.rank in failing:
                 raise failing[ranks.rank]
     except Exception as raised:
@@ -160,7 +160,7 @@ def loses_a_rank(ranks: Ranks, moment: str) -> tuple[str, float]:
     begun = time.monotonic()
     try:
         if moment == "in the block":
-            with ranks.settled():
+            with ranks.failing_together():
                 if ranks.rank == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
         else:
@@ -197,12 +197,12 @@ sizes = st.integers(1, 9)
 
 
 def loads(pieces: list[int], size: int) -> list[int]:
-    return [sum(pieces[at] for at in Share(rank, size).of(pieces)) for rank in range(size)]
+    return [sum(pieces[at] for at in RankShare(rank, size).of(pieces)) for rank in range(size)]
 
 
 @given(weights, sizes)
 def test_each_piece_is_dealt_once_and_shares_are_in_order(pieces: list[int], size: int) -> None:
-    shares = [Share(rank, size).of(pieces) for rank in range(size)]
+    shares = [RankShare(rank, size).of(pieces) for rank in range(size)]
     assert sorted(at for share in shares for at in share) == list(range(len(pieces)))
     assert all(share == sorted(share) for share in shares)
 
@@ -217,7 +217,7 @@ def test_loads_differ_by_at_most_the_heaviest_piece(pieces: list[int], size: int
 def test_pieces_of_one_weight_differ_by_at_most_one_piece(
     count: int, weight: int, size: int
 ) -> None:
-    numbers = [len(Share(rank, size).of([weight] * count)) for rank in range(size)]
+    numbers = [len(RankShare(rank, size).of([weight] * count)) for rank in range(size)]
     assert max(numbers) - min(numbers) <= 1
 
 

@@ -14,7 +14,7 @@ from transformers import GPT2LMHeadModel
 from dpft.commands.task_model import held_to_save
 from dpft.errors import InputError
 from dpft.parallel.rank_sums import Rounds
-from dpft.parallel.ranks import ALONE, RankLost, Ranks, Share, make_grid
+from dpft.parallel.ranks import ALONE, RankLost, Ranks, RankShare, make_grid
 from dpft.parallel.sharding import blocks_apart, check_can_be_sharded, local, repeated_blocks, whole
 from dpft.parallel.shards import ShardedModel, gathered
 from dpft.training.loop import compute_gradient
@@ -102,9 +102,9 @@ def held(ranks: Ranks, case: Case) -> dict[str, Any]:
     }
 
 
-def own_share(ranks: Ranks) -> Share:
+def own_share(ranks: Ranks) -> RankShare:
     """What of a step's micro-batches is this rank's."""
-    return Share(ranks.rank, ranks.size)
+    return RankShare(ranks.rank, ranks.size)
 
 
 @pytest.mark.parametrize("accumulates_shards", slow_but([True], [False, True]))
@@ -169,7 +169,7 @@ def each_wishes(ranks: Ranks, wishes: list[list[int]]) -> list[float]:
     for number in range(3):
         rounds.offer(lambda number=number: torch.tensor([10.0 * number + ranks.rank]))
     got = []
-    with rounds.served():
+    with rounds.serving_other_ranks():
         for number in wishes[ranks.rank]:
             output = torch.empty(ranks.size)
             rounds.gather(number, output, torch.tensor([10.0 * number + ranks.rank]))
@@ -217,8 +217,8 @@ def breaks_amid_a_round(ranks: Ranks) -> str:
     rounds = Rounds(ranks, group, group, torch.device("cpu"))
     rounds.offer(lambda: fail() if ranks.rank else torch.zeros(1))
     try:
-        with rounds.served():
-            if ranks.is_first:
+        with rounds.serving_other_ranks():
+            if ranks.is_rank_0:
                 rounds.gather(0, torch.empty(2), torch.zeros(1))
     except RankLost as error:
         return type(error.__cause__).__name__
@@ -236,7 +236,7 @@ def is_interrupted(ranks: Ranks) -> str:
     rounds = Rounds(ranks, group, group, torch.device("cpu"))
     rounds.offer(lambda: torch.zeros(1))
     try:
-        with rounds.served():
+        with rounds.serving_other_ranks():
             if ranks.rank:
                 raise KeyboardInterrupt
             rounds.gather(0, torch.empty(2), torch.zeros(1))
@@ -311,9 +311,9 @@ def save_in_small_files(ranks: Ranks, folder: str) -> None:
     """Saves a model in files of few tensors, and sees that no parameter of it is real."""
     _, model = prepared(Case(model="gpt2"))
     shards = ShardedModel(model, make_grid(ranks, None, CPU), ranks, blocks=repeated_blocks(model))
-    ranks.served = shards.served
-    with ranks.settled():
-        if ranks.is_first:
+    ranks.serving_other_ranks = shards.serving_other_ranks
+    with ranks.failing_together():
+        if ranks.is_rank_0:
             with gathered(shards, held=lambda p: False):
                 assert all(parameter.is_meta for parameter in model.parameters())
                 model.save_pretrained(folder, max_shard_size=1000)
@@ -337,10 +337,10 @@ def save(ranks: Ranks, case: Case, folder: str, address: str = "") -> None:
         return
     grid = make_grid(ranks, None, CPU)
     shards = ShardedModel(model, grid, ranks, blocks=repeated_blocks(model))
-    ranks.served = shards.served
+    ranks.serving_other_ranks = shards.serving_other_ranks
     before = {name: local(p).clone() for name, p in model.named_parameters()}
-    with ranks.settled():
-        if ranks.is_first:
+    with ranks.failing_together():
+        if ranks.is_rank_0:
             with gathered(shards, held=held_to_save(method, model)):
                 method.save(model, Path(folder))
     for name, parameter in model.named_parameters():

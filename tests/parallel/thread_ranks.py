@@ -30,7 +30,7 @@ class ThreadRanks(Ranks):
     def all_gather(self, values: Tensor) -> list[Tensor]:
         return [each.clone() for each in self._everyones(values.clone())]
 
-    def copy_first(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
             tensor.detach().copy_(self._everyones(tensor.detach().clone())[0])
 

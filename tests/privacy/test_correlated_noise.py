@@ -122,7 +122,7 @@ def test_a_number_has_the_same_bits_in_whatever_stretch_it_lies(monkeypatch):
         def __init__(self, values, *edges):
             self.values, self.edges = values, edges
 
-        def finish(self, block, finish):
+        def reduce_sums(self, block, finish):
             for start, end in zip(self.edges, self.edges[1:], strict=False):
                 for a, b, piece in noise_module.pieces_between(
                     0, start, end, total=len(self.values), block=block

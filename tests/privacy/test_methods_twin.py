@@ -17,10 +17,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from dpft.data.batches import TextLayout
-from dpft.data.tokenization import TokenizedExample
-from dpft.errors import InputError
-from dpft.kinds import (
+from dpft.constants import (
     CAUSAL,
     CLASSES,
     CLASSIFIER,
@@ -30,6 +27,9 @@ from dpft.kinds import (
     SEQ2SEQ,
     TEXT,
 )
+from dpft.data.batches import TextLayout
+from dpft.data.tokenization import TokenizedExample
+from dpft.errors import InputError
 from dpft.methods.base import METHODS, Method
 from dpft.models.architecture import PooledClassifier
 from dpft.privacy.clipping import PerExampleClipper

@@ -46,10 +46,10 @@ def test_noise_has_its_standard_deviation_is_new_each_step_and_is_divided_once()
     layer.bias.requires_grad_(False)
     noise = GaussianNoise(layer.parameters(), noise_std=3.0, expected_batch_size=10)
     layer.weight.grad = torch.full_like(layer.weight, 5.0)
-    noise.finish()
+    noise.privatize_gradients()
     first = layer.weight.grad.double() * 10 - 5.0
     layer.weight.grad = None
-    noise.finish()
+    noise.privatize_gradients()
     second = layer.weight.grad.double() * 10
     for drawn in (first, second):
         # standard errors of mean and deviation of 90,000 normals, five of each
@@ -106,7 +106,7 @@ def test_a_loop_of_ones_own_learns_within_its_budget() -> None:
             optimizer.zero_grad()
             for rows in batch.split(64) if len(batch) else ():
                 clipper.accumulate((inputs[rows], targets[rows]))
-            noise.finish()
+            noise.privatize_gradients()
             optimizer.step()
     assert cost.epsilon <= 8 and len(batches) == 40
     assert losses_of(model, (inputs, targets)).mean().item() < before / 4

@@ -30,8 +30,10 @@ from dpft.privacy.plan import (
 )
 from dpft.privacy.privacy_config import DifferentialPrivacy
 from dpft.privacy.randomness import make_randomness
-from dpft.reports.privacy_record import promise_of
-from dpft.reports.promises import Origin
+from dpft.reports.privacy_json import Origin
+from dpft.reports.privacy_record import (
+    promise_of,
+)
 from dpft.run_folder import LEDGER
 from dpft.strict_model import parse_text
 from tests.self_checks import checked_rows
@@ -150,15 +152,18 @@ def test_trust_rule_1_a_search_is_calibrated_to_its_plans_mechanisms(followed, m
 
     settings = SimpleNamespace(settings=lambda: [{}, {}])
     data = SimpleNamespace(num_units=1)
+    config = SimpleNamespace(replace=lambda **_: None)
     given = SimpleNamespace(
-        settings=lambda: SimpleNamespace(model=None), tuning=settings,
+        settings=lambda: config, tuning=settings,
         tune=SimpleNamespace(count=None),
         privacy=DifferentialPrivacy(name="dp", eps=3.0),
     )  # fmt: skip
     for name in ("score_metric", "check_fit", "divide"):
         monkeypatch.setattr(tuning, name, lambda *_: None)
+    for name in ("with_setting", "with_batch_size"):
+        monkeypatch.setattr(tuning, name, lambda config, _: config)
     monkeypatch.setattr(tuning, "_training_data", lambda _: data)
-    monkeypatch.setattr(tuning, "_uncalibrated", lambda *_: followed)
+    monkeypatch.setattr(tuning, "plan_run", lambda *_: SimpleNamespace(privacy=followed))
     monkeypatch.setattr(tuning, "calibrate_trials", calibrate)
     with pytest.raises(Asked):
         tuning.draw_search(given)

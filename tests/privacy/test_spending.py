@@ -6,7 +6,7 @@ import pytest
 
 from dpft.errors import InputError
 from dpft.privacy.accounting.mechanism import SampledGaussian
-from dpft.privacy.ledger import LedgerRecord, Noise, added_up, as_mechanisms, steps_taken
+from dpft.privacy.ledger import LedgerRecord, Noise, as_mechanisms, steps_taken, sum_steps
 from dpft.privacy.mechanisms.base import GaussianStep
 from dpft.privacy.mechanisms.histogram import GaussianCounts, GaussianHistogram
 
@@ -35,7 +35,7 @@ def test_steps_of_equal_noise_are_counted_together_whatever_their_sensitivity():
 
 
 def test_steps_of_equal_noise_of_several_runs_add_up():
-    together = added_up({noise(): 2, noise(2.0): 1}, {noise(): 3})
+    together = sum_steps({noise(): 2, noise(2.0): 1}, {noise(): 3})
     assert together == {noise(): 5, noise(2.0): 1}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dpft.reports.promises import read_privacy
+from dpft.reports.privacy_json import read_privacy
 from dpft.reports.run_record import RunRecord, model_name, read_run, write_metrics
 from tests.reports.plain import config_of, whole_config
 from tests.reports.test_report import CONFIG, entry, private

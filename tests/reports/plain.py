@@ -13,7 +13,7 @@ from dpft.config.schema import TrainCommand, TrainConfig
 from dpft.evaluation.scores import ScoreEntry
 from dpft.generation.decoding import DecodeConfig
 from dpft.reports import report
-from dpft.reports.promises import OpenRun, PrivateRun, RunPrivacy
+from dpft.reports.privacy_json import OpenRun, PrivateRun, RunPrivacy
 from dpft.reports.report import statement
 from dpft.reports.run_record import RunRecord, model_name
 from dpft.strict_model import as_json, parse

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from dpft.evaluation.predictions import Sample
 from dpft.models.architecture import PooledClassifier
-from dpft.reports import pages
-from dpft.reports.pages import epsilon_plot, epsilon_points
-from dpft.reports.promises import read_privacy
+from dpft.reports import rendering as pages
+from dpft.reports.privacy_json import read_privacy
+from dpft.reports.rendering import epsilon_plot, epsilon_points
 from dpft.reports.report import render, render_run_page, write_card, write_report
 from dpft.reports.run_record import RunRecord
 from tests.models import small

@@ -12,9 +12,12 @@ from dpft.reports.plan_table import (
     process_lines,
     summary_line,
 )
-from dpft.reports.privacy_record import no_promise, promise_of
-from dpft.reports.promises import TokenizerCost, WithTokenizer
-from dpft.strict_model import joined
+from dpft.reports.privacy_json import TokenizerCost, WithTokenizer
+from dpft.reports.privacy_record import (
+    no_promise,
+    promise_of,
+)
+from dpft.strict_model import merge_models
 from dpft.training.step_time import MeasuredTime
 from tests.reports.test_privacy_record import SIZES, TWO_PHASES, accounting, clipping_plan, plan
 
@@ -38,7 +41,7 @@ COSTS = RunCosts(
 
 def private(signal: float = 2.0, **changes: object) -> PrivatePlan:
     promise = promise_of(plan(**changes), accounting())
-    return joined(PrivatePlan, promise, COSTS, private=True, signal_to_noise=signal)
+    return merge_models(PrivatePlan, promise, COSTS, private=True, signal_to_noise=signal)
 
 
 def test_memory_is_listed_by_part() -> None:
@@ -117,14 +120,14 @@ def test_without_a_measurement_no_time_is_stated() -> None:
 
 
 def test_a_plan_without_privacy_says_so_in_the_first_line() -> None:
-    table = plan_table(joined(OpenPlan, no_promise(StepsPlan(**SIZES)), COSTS), None, None)
+    table = plan_table(merge_models(OpenPlan, no_promise(StepsPlan(**SIZES)), COSTS), None, None)
     assert table.startswith("NOT PRIVATE")
     assert "steps                 4" in table and "epsilon" not in table
     assert table.splitlines()[-1] == "about 2 hours, 1.9 GiB, no ε" and "clip" not in table
 
 
 def test_a_plan_that_clips_without_noise_says_both_first() -> None:
-    record = joined(OpenPlan, no_promise(clipping_plan(phases=TWO_PHASES)), COSTS)
+    record = merge_models(OpenPlan, no_promise(clipping_plan(phases=TWO_PHASES)), COSTS)
     first, second, *rest = plan_table(record, None, None).splitlines()
     assert first.startswith("NOT PRIVATE: privacy=none")
     assert second == "Each example's gradient is clipped, and no noise is added."

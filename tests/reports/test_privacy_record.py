@@ -7,9 +7,14 @@ from dpft.privacy.accounting.summary import AccountingReport, Interval, NoAnswer
 from dpft.privacy.ledger import LedgerRecord
 from dpft.privacy.mechanisms.banded import Banded
 from dpft.privacy.plan import ClippingPlan, Phase, PrivacyPlan, StepsPlan, default_delta
-from dpft.reports.privacy_record import delta_warnings, no_promise, private_run, promise_of
-from dpft.reports.promises import OpenRun, Origin, PrivateRun
-from dpft.strict_model import as_json, joined, parse
+from dpft.reports.privacy_json import OpenRun, Origin, PrivateRun
+from dpft.reports.privacy_record import (
+    delta_warnings,
+    no_promise,
+    private_run,
+    promise_of,
+)
+from dpft.strict_model import as_json, merge_models, parse
 from tests.reports.plain import ORIGIN
 
 COUNTS = ParameterCounts(trainable=5, new=0, total=9)
@@ -72,7 +77,7 @@ def record(**changes: object) -> dict:
 
 def without_privacy(plan: StepsPlan) -> dict:
     """The content of privacy.json of a run with privacy=none."""
-    return as_json(joined(OpenRun, no_promise(plan), Origin(**ORIGIN), parameters=COUNTS))
+    return as_json(merge_models(OpenRun, no_promise(plan), Origin(**ORIGIN), parameters=COUNTS))
 
 
 def test_a_private_run_has_every_promised_key() -> None:

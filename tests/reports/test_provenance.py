@@ -11,15 +11,17 @@ from dpft.errors import StateError
 from dpft.parallel.parallel_config import Process, described, sharding
 from dpft.privacy.accounting.selection import ACCOUNTANT, TrialCount
 from dpft.reports.audit_findings import GuessesInShort
+from dpft.reports.privacy_json import PrivateRun
 from dpft.reports.privacy_record import (
+    processes_of,
+    selection_of,
+)
+from dpft.reports.privacy_sentences import (
     is_another_mechanism,
     network_sentences,
     one_run_rows,
     process_rows,
-    processes_of,
-    selection_of,
 )
-from dpft.reports.promises import PrivateRun
 from dpft.reports.report import render_card
 from dpft.strict_model import as_json, parse
 from tests.reports.folders import read, write_run

@@ -13,7 +13,7 @@ from dpft.privacy.ledger import Ledger
 from dpft.privacy.noise import NOISE_SOURCE
 from dpft.privacy.plan import StepsPlan
 from dpft.privacy.randomness import DROPOUT_SOURCE
-from dpft.reports.promises import read_privacy
+from dpft.reports.privacy_json import read_privacy
 from dpft.reports.report import A_PATH, public_configuration, write_report
 from dpft.reports.run_record import (
     read_evaluations,

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from dpft.errors import StateError
-from dpft.reports.promises import read_privacy
+from dpft.reports.privacy_json import read_privacy
 from dpft.reports.run_record import read_evaluations, write_metrics
 from dpft.run_folder import write_json
 from dpft.strict_model import as_json

@@ -9,7 +9,7 @@ import pytest
 from dpft.errors import StateError
 from dpft.privacy.accounting.interpretation import best_attack_accuracy
 from dpft.privacy.plan import Phase
-from dpft.reports.promises import read_privacy
+from dpft.reports.privacy_json import read_privacy
 from dpft.reports.report import write_report
 from dpft.reports.scores import main_metric, meaning, score_tables, series_of, series_plot
 from dpft.run_folder import PAGE, PROGRESS, REPORT

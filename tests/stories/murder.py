@@ -50,9 +50,9 @@ AIMS: dict[str, tuple[str, str, Callable[..., None]]] = {
     "between ledger and update": ("dpft.methods.full", "Full.finish_gradient", _kill),
     "inside a checkpoint's write": ("dpft.training.training_state", "save_file", _half_of_them),
     "after a checkpoint's write": ("dpft.training.checkpoint", "checkpoints", _kill),
-    "inside the evaluation": ("dpft.commands.evaluate", "evaluate", _kill),
+    "inside the evaluation": ("dpft.commands.scoring", "score_model", _kill),
     "waiting in a step": ("dpft.training.training_run", "per_example_losses", _wait),
-    "waiting in an evaluation": ("dpft.commands.evaluate", "evaluate", _wait),
+    "waiting in an evaluation": ("dpft.commands.scoring", "score_model", _wait),
     "inside the report": ("dpft.commands.closing_summary", "write_report", _kill),
 }
 """Moment to the function in whose place, at some call of it, the process kills itself."""

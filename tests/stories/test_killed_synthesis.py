@@ -87,7 +87,7 @@ def _counting(
 def noise() -> float:
     """Returns the noise of the training: what the histogram leaves of epsilon."""
     counts = GaussianCounts(
-        noise_std=histogram.noise_for_counts(eps=EPS / 2, l2_cap=1, delta=DELTA), l2_cap=1,
+        noise_std=histogram.noise_std_for_counts(eps=EPS / 2, l2_cap=1, delta=DELTA), l2_cap=1,
         cells=3, delta=DELTA,
     )  # fmt: skip
     return plan.training_noise(counts, eps=EPS, delta=DELTA, sample_rate=8 / 60, steps=2)

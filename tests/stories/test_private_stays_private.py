@@ -242,7 +242,7 @@ def test_trust_rule_11_other_records_leave_the_same_configuration(tmp_path: Path
     [
         ("train", planted_run.RUN[1:], "dpft.commands.train.encoding_of"),
         ("plan", (*planted.TRAINING, "train.steps=3"), "dpft.data.sources.file_rows"),
-        ("eval", ("run=run",), "dpft.commands.evaluate.evaluate_saved"),
+        ("eval", ("run=run",), "dpft.commands.evaluate.records_to_score"),
         ("generate", ("run=run", "prompts=prompts.jsonl"), "dpft.commands.generate.prompts_of"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dpft.commands import closing_summary as run_ending
-from dpft.commands import evaluate as evaluation
+from dpft.commands import scoring
 from dpft.privacy.journal import JournaledLedger
 from dpft.training import training_run, training_state
 from dpft.training.checkpoint import find_resume_point
@@ -61,7 +61,7 @@ PHASES = {
     "a step": (JournaledLedger, "record_step", 3, 3),
     "the last step": (JournaledLedger, "record_step", 5, 5),
     "a checkpoint": (training_state, "save_file", 3, 2),
-    "the evaluation": (evaluation, "evaluate", 2, 5),
+    "the evaluation": (scoring, "score_model", 2, 5),
     "the scores": (run_ending, "write_scores", 1, 5),
     "the report": (run_ending, "write_report", 1, 5),
 }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dpft.errors import InputError
 from dpft.privacy.mechanisms.histogram import noisy_counts
-from dpft.synthesis.histogram import Condition, allotted, shares
+from dpft.synthesis.histogram import Condition, cell_shares, rows_per_cell
 from dpft.synthesis.schema import schema_of
 
 CONTENT: dict[str, Any] = {
@@ -98,7 +98,7 @@ def test_a_histogram_of_noise_alone_is_refused_by_public_numbers() -> None:
 @given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=30))
 def test_shares_are_the_nearest_that_can_be(noisy: list[float]) -> None:
     """Projection onto the simplex: no other shares are nearer to the noisy counts."""
-    found, total = shares(noisy), sum(noisy)
+    found, total = cell_shares(noisy), sum(noisy)
     assert found.sum() == pytest.approx(1) and (found >= 0).all()
     if total <= 1e-3:
         return
@@ -113,7 +113,7 @@ def test_shares_are_the_nearest_that_can_be(noisy: list[float]) -> None:
 
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=30), st.integers(1, 5000))
 def test_rows_are_allotted_by_shares_and_none_is_lost(counts: list[float], num: int) -> None:
-    of_cells = shares(counts)
-    rows = allotted(of_cells, num)
+    of_cells = cell_shares(counts)
+    rows = rows_per_cell(of_cells, num)
     assert sum(rows) == num
     assert all(abs(n - share * num) < 1 + 1e-6 for n, share in zip(rows, of_cells, strict=True))

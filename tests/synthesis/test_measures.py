@@ -13,11 +13,11 @@ from dpft.synthesis.measures import (
     associations,
     binned,
     binned_counts,
+    classifier_accuracy,
     column_distance,
+    compare_tables,
     copies,
     frame_of,
-    measured,
-    told_apart,
     usefulness,
 )
 from dpft.synthesis.schema import Row, column_of, schema_of
@@ -105,9 +105,9 @@ def test_texts_of_one_kind_are_not_told_apart_and_others_are() -> None:
     draw = random.Random(0)
     one, other, third = ([f"{draw.choice('abc')} {draw.choice('xyz')}" for _ in range(200)]
                          for _ in range(3))  # fmt: skip
-    assert told_apart(one, other) == pytest.approx(0.5, abs=0.1)
-    assert told_apart(one, [f"{text} !" for text in third]) == 1
-    assert told_apart(one[:19], other) is None
+    assert classifier_accuracy(one, other) == pytest.approx(0.5, abs=0.1)
+    assert classifier_accuracy(one, [f"{text} !" for text in third]) == 1
+    assert classifier_accuracy(one[:19], other) is None
 
 
 def test_copied_records_are_seen_beside_those_that_were_not_trained_on() -> None:
@@ -133,7 +133,7 @@ def test_copied_records_are_seen_beside_those_that_were_not_trained_on() -> None
 
 
 def test_every_measure_of_tables_and_of_a_table_of_one_column() -> None:
-    found = measured(SCHEMA, tables(rows(60, 1), rows(60, 1), rows(60, 3)))
+    found = compare_tables(SCHEMA, tables(rows(60, 1), rows(60, 1), rows(60, 3)))
     titles = [table.title for table in found]
     assert titles[:4] == ["In short", "Columns: distance from training rows",
                           "Pairs of columns: Cramér's V", "Copies of single records"]  # fmt: skip
@@ -142,4 +142,4 @@ def test_every_measure_of_tables_and_of_a_table_of_one_column() -> None:
     assert all(len(values) == 2 for values in short.values())
     schema = schema_of({"columns": {"a": {"type": "boolean"}}})
     some = frame_of(schema, [{"a": True}, {"a": False}])
-    assert measured(schema, Tables(some, some, some))[2].rows == {}
+    assert compare_tables(schema, Tables(some, some, some))[2].rows == {}

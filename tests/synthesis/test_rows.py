@@ -156,12 +156,12 @@ def test_columns_of_values_keep_their_distribution_and_texts_have_a_nucleus(
 
 @given(st.text())
 def test_a_text_is_cut_to_its_room_and_one_that_fits_is_left(tokenizer: Any, text: str) -> None:
-    cut = FORMATS[0].cut({"note": text, "more": ""}, tokenizer)["note"]
+    truncated = FORMATS[0].truncated({"note": text, "more": ""}, tokenizer)["note"]
     column = SCHEMA.named["note"]
     spelled = count_tokens(column.spell(text)[1:-1], tokenizer)
-    assert isinstance(cut, str) and text.startswith(cut)
-    assert count_tokens(column.spell(cut)[1:-1], tokenizer) <= ROOM
-    assert cut == text or spelled > ROOM
+    assert isinstance(truncated, str) and text.startswith(truncated)
+    assert count_tokens(column.spell(truncated)[1:-1], tokenizer) <= ROOM
+    assert truncated == text or spelled > ROOM
 
 
 def test_a_condition_of_all_columns_leaves_nothing_to_write() -> None:

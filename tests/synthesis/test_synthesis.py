@@ -19,7 +19,7 @@ from dpft.errors import InputError, RunError, StateError
 from dpft.privacy.accounting import evaluate
 from dpft.privacy.accounting.mechanism import Composition, SampledGaussian
 from dpft.privacy.ledger import read_ledger
-from dpft.reports.promises import PrivateRun, read_privacy
+from dpft.reports.privacy_json import PrivateRun, read_privacy
 from dpft.strict_model import read_model
 from dpft.synthesis import command, generate, plan, records
 from dpft.synthesis.histogram import Condition
@@ -69,7 +69,7 @@ def test_every_row_is_one_and_shares_are_the_histograms(made: dpft.Synthesized) 
         assert row["city"] in CITIES and 18 <= int(row["age"]) <= 99
         assert row["smoker"] in ("true", "false")
     counts = json.loads((made.folder / "counts.json").read_text())["counts"]
-    wanted = command.allotted(command.shares(counts), 12)
+    wanted = command.rows_per_cell(command.cell_shares(counts), 12)
     found = Counter((row["city"], row["smoker"]) for row in rows)
     cells = [(city, flag) for city in CITIES for flag in ("true", "false")]
     assert [found[cell] for cell in cells] == wanted
@@ -514,7 +514,7 @@ def test_a_table_of_no_row_is_said_and_not_written(
 ) -> None:
     """Of a rule that the model never keeps."""
     none = generate.Drawn(rows=(), unparsed=0, rejected={"rule age > 98": 72})
-    monkeypatch.setattr(command, "_train", lambda *_: None)
+    monkeypatch.setattr(command, "train", lambda *_, **__: None)
     monkeypatch.setattr(command, "generate_rows", lambda *_: none)
     with pytest.raises(RunError, match="none of 12 rows kept the schema's rules in 6 attempts"):
         dpft.synthesize(data, QUICK, privacy={"eps": EPS}, folder=tmp_path / "run", num=12)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from dpft.constants import IGNORED_LABEL
 from dpft.data.sources import load_examples
 from dpft.data.tokenization import cut_prompts, cuttable_prompts, tokenize
 from dpft.errors import InputError
-from dpft.kinds import IGNORED_LABEL
 from dpft.tasks.base import TASKS
 from dpft.tasks.personachat import TOKENS, PersonaChatTask
 from tests.data.conftest import letter_tokenizer

@@ -47,7 +47,7 @@ def state_on(
     if shard_size is not None:
         grid = make_grid(ranks, shard_size, torch.device("cpu"))
         shards = ShardedModel(model, grid, ranks, blocks=repeated_blocks(model))
-        ranks.served = shards.served
+        ranks.serving_other_ranks = shards.serving_other_ranks
     optimizer = (config or AdamW()).make(model.parameters(), learning_rate=0.1, weight_decay=0.01)
     return training_state(model, optimizer), shards
 
@@ -66,7 +66,7 @@ def save_on(
     ranks: Ranks, folder: Path, step: int, state: TrainingState, shards: ShardedModel | None
 ) -> None:
     """Saves a checkpoint as a run does: rank 0 alone has what is bound to it, and its keys."""
-    if ranks.is_first:
+    if ranks.is_rank_0:
         bound, keys = BoundRun(plan=plan()), {"noise": ["0102"]}
         save_checkpoint(folder, step, state, run=bound, generators=keys, shards=shards)
     elif shards is not None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dpft.errors import RunError, SaidElsewhere
 from dpft.methods.base import Method
-from dpft.parallel.ranks import RankLost, Ranks, Share
+from dpft.parallel.ranks import RankLost, Ranks, RankShare
 from dpft.parallel.sharding import whole
 from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.privacy_config import NoPrivacy
@@ -61,7 +61,7 @@ def train_on(ranks: Ranks, run: Training) -> Weights:
         die_after(run.broken_after)
     session = session_of(ranks, run, method, model)
     plan = plan_of(method, run.case)
-    point = ranks.first(find_resume_point, run.folder) if run.goes_on else None
+    point = ranks.on_rank_0(find_resume_point, run.folder) if run.goes_on else None
     train_privately(session, plan, privacy(), epsilon_after=spent, resume_point=point)
     return weights_of(model)
 
@@ -117,7 +117,7 @@ def session_of(ranks: Ranks, run: Training, method: Method, model: nn.Module) ->
         model=model,
         method=method,
         phases=method.phases(run.case.steps, lambda epochs: 1),
-        training_set=replace(records_of(run), share=Share(ranks.rank, ranks.size)),
+        training_set=replace(records_of(run), share=RankShare(ranks.rank, ranks.size)),
         settings=TrainingConfig(expected_batch_size=12, learning_rate=1e-2, checkpoint_every=2),
         optimizer=run.optimizer,
         scheduler=SchedulerConfig(name="linear"),

@@ -16,8 +16,8 @@ from dpft.methods.base import METHODS
 from dpft.parallel.ranks import ALONE, Ranks
 from dpft.parallel.sharding import local
 from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.engine_results import MicroBatchResult
 from dpft.privacy.journal import read_run_ledger
-from dpft.privacy.losses import MicroBatchResult
 from dpft.privacy.plan import Phase, PrivacyPlan
 from dpft.privacy.release_guard import digests_of
 from dpft.run_folder import CHECKPOINTS

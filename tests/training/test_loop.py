@@ -7,7 +7,7 @@ import torch
 from dpft.errors import RunError
 from dpft.models.losses import per_example_losses
 from dpft.parallel.ranks import ALONE
-from dpft.privacy.losses import MicroBatchResult
+from dpft.privacy.engine_results import MicroBatchResult
 from dpft.training.loop import check_weights, sent_ahead, train
 from dpft.training.optimizers import AdamW, SchedulerConfig, make_scheduler
 from dpft.training.training_state import TrainingState

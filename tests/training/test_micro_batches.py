@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import BertForSequenceClassification
 
+from dpft.constants import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SEQ2SEQ
 from dpft.data.batches import TextLayout, synthetic_rows
-from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SEQ2SEQ
 from dpft.models.losses import per_example_losses
 from dpft.training.loop import TrainingSet
 from tests.clipped_batches import clipped_batches

@@ -6,7 +6,7 @@ from torch import nn
 
 from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
-from dpft.training.adafactor import Adafactor as T5Adafactor
+from dpft.training.adafactor import T5Adafactor
 from dpft.training.optimizers import (
     OPTIMIZERS,
     SGD,

@@ -13,7 +13,7 @@ from dpft.training.optimizers import (
     AdamW,
     OptimizerConfig,
 )
-from dpft.training.start import Start, share_start
+from dpft.training.starting_point import Start, share_start
 from dpft.training.training_run import check_equal, gathered
 from dpft.training.training_state import model_state, optimizer_state
 from tests.parallel.forked import on_ranks
@@ -35,9 +35,9 @@ def begun(
     model = tiny_model(seed=ranks.rank)
     optimizer = config.make(model.parameters(), learning_rate=0.1, weight_decay=0.0)
     state = training_state(model, optimizer, factor=lambda _: 1.0)
-    if ranks.is_first and moved:
+    if ranks.is_rank_0 and moved:
         take_steps(state, 2)
-    start = share_start(START if ranks.is_first else None, state, ranks)
+    start = share_start(START if ranks.is_rank_0 else None, state, ranks)
     rate = float(state.optimizer.param_groups[0]["lr"])
     weights = {name: each.detach().clone() for name, each in model_state(model).items()}
     return start, weights, optimizer_state(state), rate

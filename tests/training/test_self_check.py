@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from dpft.errors import InputError
 from dpft.models.losses import per_example_losses
 from dpft.privacy.clipping import PerExampleClipper, recorder
-from dpft.privacy.clipping.products import Norms
+from dpft.privacy.clipping.products import GradientNorms
 from tests.self_checks import check_text
 from tests.slowness import slow_but
 from tests.training.toy import tiny_model
@@ -33,8 +33,8 @@ def test_a_sound_model_passes(autocast: torch.dtype | None) -> None:
     assert engine_of(tiny_model(), autocast=autocast) == "book_keeping"
 
 
-def without_cross_term(head: Norms, embedding: Norms, *_: Any) -> Norms:
-    return Norms(
+def without_cross_term(head: GradientNorms, embedding: GradientNorms, *_: Any) -> GradientNorms:
+    return GradientNorms(
         head.square + embedding.square,
         head.error + embedding.error,
         head.rounding + embedding.rounding,

@@ -13,9 +13,9 @@ from dpft.errors import RunError
 from dpft.parallel.rank_environment import TERMINATED
 from dpft.parallel.ranks import Ranks
 from dpft.privacy.engine import PrivacyEngine
+from dpft.privacy.engine_results import MicroBatchResult
 from dpft.privacy.journal import JournaledLedger
 from dpft.privacy.ledger import read_ledger
-from dpft.privacy.losses import MicroBatchResult
 from dpft.run_folder import LEDGER
 from dpft.training import checkpoint as checkpoint_module
 from dpft.training import loop as loop_module

@@ -19,7 +19,7 @@ from dpft.privacy.ledger import read_ledger
 from dpft.run_folder import LEDGER
 from dpft.training import training_run as training_run_module
 from dpft.training.optimizers import AdamW
-from dpft.training.start import Start
+from dpft.training.starting_point import Start
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
 from tests.privacy.test_methods_twin import REFUSED

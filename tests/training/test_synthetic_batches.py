@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from dpft.constants import LABEL_WORDS, MASKED
 from dpft.data.batches import Batch, TextLayout
 from dpft.data.images import ImageLayout
 from dpft.data.pixels import ImageForm
-from dpft.kinds import LABEL_WORDS, MASKED
 from dpft.models.losses import per_example_losses
 from dpft.training.synthetic_batches import self_check_batches
 from tests.training.toy import tiny_model

@@ -31,7 +31,7 @@ def test_a_last_window_below_ten_joins_the_one_before() -> None:
 
 def test_fewer_than_ten_steps_show_nothing() -> None:
     assert shown(0, 9) == shown(95, 100) == shown(31, 37) == []
-    assert StepWindows(0, 9).first is StepWindows(95, 100).first is None
+    assert StepWindows(0, 9).first_shown_step is StepWindows(95, 100).first_shown_step is None
 
 
 def test_a_session_shows_boundaries_of_the_runs_grid_ten_steps_from_its_start() -> None:
@@ -46,7 +46,7 @@ def test_a_session_shows_boundaries_of_the_runs_grid_ten_steps_from_its_start() 
 def test_boundaries_are_whole_tens_of_steps_apart_and_the_first_is_known(start, every) -> None:
     found = shown(start, 127, every)
     assert set(found) <= set(shown(start, 127))
-    assert StepWindows(start, 127, every).first == (found[0] if found else None)
+    assert StepWindows(start, 127, every).first_shown_step == (found[0] if found else None)
     apart = [later - step for step, later in zip([start, *found], found, strict=False)]
     assert all(steps >= max(10, every) for steps in apart)
 

@@ -143,8 +143,8 @@ def train_privately(
         try:
             with run.steps(state) as engine:
                 loop.train(state, run.training_set, engine, run)
-                released = run.ranks.first(save_model, run)
-                run.ranks.first(run.close, released)
+                released = run.ranks.on_rank_0(save_model, run)
+                run.ranks.on_rank_0(run.close, released)
             return
         except (ReplayError, SaidElsewhere) as error:
             run.reseed_after(error)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.architectures import Batch, causal, classification, sequence_to_sequence
+from dpft.constants import CLASSIFIER, IMAGE_CLASSIFIER, Head
 from dpft.errors import DpftError
-from dpft.kinds import CLASSIFIER, IMAGE_CLASSIFIER, Head
 from dpft.methods.base import METHODS
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_model

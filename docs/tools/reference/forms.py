@@ -9,7 +9,9 @@ from pydantic import BaseModel, TypeAdapter
 from dpft.audit.exposure import ExposureAudit
 from dpft.audit.membership import MembershipAudit
 from dpft.audit.memorization import MemorizationAudit
-from dpft.commands.account import CostOfNumbers, CostOfRuns, RunCost
+from dpft.audit.synthetic import SyntheticAudit
+from dpft.commands.account import CostOfNumbers
+from dpft.commands.account_runs import CostOfRuns, RunCost
 from dpft.commands.doctor import Doctor
 from dpft.commands.listing import Listing
 from dpft.evaluation.predictions import Prediction
@@ -17,10 +19,10 @@ from dpft.evaluation.scores import Metrics
 from dpft.privacy.ledger import ClosingLine, FirstLine, StepLine
 from dpft.reports.audit_findings import OneRunAudit
 from dpft.reports.plan_table import OpenPlan, PrivatePlan
-from dpft.reports.promises import Generated, RunPrivacy, Vocabulary
+from dpft.reports.privacy_json import GeneratedPrivacy, RunPrivacy, Vocabulary
 from dpft.strict_model import StrictModel
 from dpft.strict_model import description as field_text
-from dpft.synthesis.records import Measures, Synthesis, SynthesisAnswer, SyntheticAudit
+from dpft.synthesis.records import Measures, Synthesis, SynthesisAnswer
 from dpft.training.progress_record import ProgressLine
 
 SUFFIX = ".schema.json"
@@ -41,7 +43,7 @@ FORMS: dict[str, tuple[Any, str, str]] = {
     "audit_synthetic": (SyntheticAudit, "Output of audit=synthetic", ""),
     "doctor": (Doctor, "Output of `dpft doctor output=json`", ""),
     "generated_privacy": (
-        Generated,
+        GeneratedPrivacy,
         "NUMBER.privacy.json beside synthetic records",
         "What the run guarantees, and how the texts of synthetic records were chosen.",
     ),

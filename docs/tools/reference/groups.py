@@ -10,8 +10,7 @@ from docs.tools.reference.key_tables import key_table
 from docs.tools.reference.keys import OWNERS, composed, keys_of_group, options_of, varies
 from docs.tools.reference.markup import code, commands, head, prose
 from docs.tools.reference.words import GROUPS
-from dpft.config.help_text import written
-from dpft.config.listing import purpose
+from dpft.config.help_text import purpose, written
 from dpft.config.load import config_directory
 
 NOT_GROUPS = ("hydra", "experiment")

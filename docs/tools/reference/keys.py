@@ -8,7 +8,7 @@ import yaml
 
 from dpft.cli.commands import subcommand
 from dpft.cli.main import SUBCOMMANDS
-from dpft.config.help_text import Command, Key, composed_command, written
+from dpft.config.help_text import ComposedCommand, Key, composed_command, written
 from dpft.config.keys import MISSING
 from dpft.config.load import config_directory
 from dpft.config.section import ChosenBy
@@ -39,7 +39,7 @@ class DocumentedKey:
 
 
 @functools.cache
-def composed(name: str, words: tuple[str, ...] = ()) -> Command:
+def composed(name: str, words: tuple[str, ...] = ()) -> ComposedCommand:
     """Returns a command as words compose it.
 
     Args:

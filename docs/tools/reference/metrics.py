@@ -5,7 +5,7 @@ import sys
 import yaml
 
 from docs.tools.reference.markup import code, head, prose, table
-from dpft.config.listing import GROUPS
+from dpft.commands.listing import GROUPS
 from dpft.config.load import config_directory
 from dpft.evaluation.metrics import base
 from dpft.evaluation.metrics.base import METRICS, MetricSpec

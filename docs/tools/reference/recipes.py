@@ -10,7 +10,7 @@ import yaml
 
 from docs.tools.reference.groups import command_of, comments
 from docs.tools.reference.markup import code, commands, head, prose, table
-from dpft.config.listing import purpose
+from dpft.config.help_text import purpose
 from dpft.config.load import config_directory
 
 INTRO = """

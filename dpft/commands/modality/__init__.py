@@ -1,4 +1,4 @@
-"""What a run asks of the kind of its records, text or image; another kind is another file here.
+"""Base class of modalities (text, image): how a task's records fit a model.
 
 Each answers the same questions: what the model answers with, what is saved beside it, how a record
 becomes a row and rows a batch, and whether task and model fit. Nothing else in ``runs``, in
@@ -9,10 +9,11 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+from dpft.constants import Head
 from dpft.data.batches import Layout
 from dpft.data.encoding import Encoding
-from dpft.kinds import Head, Registry
 from dpft.models.architecture import Architecture
+from dpft.registry import Registry
 from dpft.tasks.base import Task
 
 

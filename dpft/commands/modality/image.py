@@ -1,4 +1,4 @@
-"""Records that are images: their size, their normalization, and the heads of image classifiers.
+"""The image modality: image processors, sizes, and heads of image classifiers.
 
 A model says how large its images may be and how many channels they have; the processing that its
 checkpoint brings, in the form that transformers reads, says how pixels are scaled.
@@ -12,11 +12,11 @@ from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 
 from dpft.commands.modality import MODALITIES, Modality
+from dpft.constants import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER, Head
 from dpft.data.encoding import Encoding
 from dpft.data.images import ImageEncoding, ImageLayout, check_pillow
 from dpft.data.pixels import COLOR, GRAY, ImageForm
 from dpft.errors import InputError
-from dpft.kinds import ATTRIBUTES, CLASSES, IMAGE_CLASSIFIER, Head
 from dpft.models.architecture import Architecture
 from dpft.models.source import TIMM, origin
 from dpft.run_folder import write_json

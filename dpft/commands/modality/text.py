@@ -1,4 +1,4 @@
-"""Records of text: tokenizers, lengths, and the heads and encodings of models that read text."""
+"""The text modality: tokenizers, lengths, and the heads and encodings of language models."""
 
 import logging
 from dataclasses import replace
@@ -9,13 +9,25 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from dpft.commands.modality import MODALITIES, Modality
+from dpft.constants import (
+    CAUSAL,
+    CLASSES,
+    CLASSIFIER,
+    LABEL_WORDS,
+    MASKED,
+    SCORE,
+    SEQ2SEQ,
+    TEXT,
+    Head,
+)
 from dpft.data.batches import JsonWeights, TextLayout
 from dpft.data.chat import ChatEncoding
 from dpft.data.classification_rows import LabelWordEncoding, SentenceEncoding, label_word_ids
-from dpft.data.corpora import CorpusEncoding
+from dpft.data.corpus_objectives import (
+    CorpusEncoding,
+)
 from dpft.data.encoding import Encoding, TextEncoding
 from dpft.errors import InputError
-from dpft.kinds import CAUSAL, CLASSES, CLASSIFIER, LABEL_WORDS, MASKED, SCORE, SEQ2SEQ, TEXT, Head
 from dpft.models.architecture import (
     Architecture,
     language_kind,

@@ -1,4 +1,4 @@
-"""Accuracies: of classes, of attributes, of generated texts and of tokens, and top-5 accuracy.
+"""Accuracy of classes, attributes, generated texts and tokens, and top-5 accuracy.
 
 ``accuracy`` is of labels, ``text_accuracy`` of generated texts, to the letter, as Ponomareva et al.
 2022 count every task of GLUE, CoLA and STS-B too: a text that is no label is wrong.

@@ -1,4 +1,4 @@
-"""Base of metrics: name, function, the columns it reads, and the registry.
+"""Base of metrics: the registry, and the specification of each metric.
 
 A module of this package registers one metric, or a few that share their arithmetic. The function of
 a metric needs no library of Hugging Face; ``dpft.evaluation.local_metric`` wraps it.
@@ -24,7 +24,7 @@ import regex
 from dpft.errors import InputError
 from dpft.evaluation.eval_config import MetricsConfig
 from dpft.evaluation.words import ENGLISH, without_marks
-from dpft.kinds import Registry
+from dpft.registry import Registry
 
 TEXTS = "texts"
 """Predictions and their references: columns ``predictions`` and ``references``."""

@@ -1,4 +1,4 @@
-"""BERTScore: F1 of a prediction's and a reference's words, matched by their embeddings.
+"""BERTScore: F1 of words matched by their embeddings.
 
 bert-score 0.3.13 does the matching; the model is a folder of the user's, never fetched. Under
 transformers 5 that release fails on empty texts and on tokenizers without a length limit, and no
@@ -39,7 +39,7 @@ _KEY = "metrics.bertscore_model"
 def bertscore(
     predictions: Sequence[str], references: Sequence[Sequence[str]], settings: MetricsConfig
 ) -> float:
-    """Returns the mean over inputs of the best reference's F1, not rescaled; -1..1, mostly 0..1.
+    """Return the mean over inputs of the best reference's F1, not rescaled; -1..1, mostly 0..1.
 
     An empty prediction scores 0; an empty reference is left out.
 
@@ -54,10 +54,10 @@ def bertscore(
     ]
     best = dict.fromkeys(range(len(predictions)), 0.0)
     f1 = _f1([one[1] for one in pairs], [one[2] for one in pairs], settings) if pairs else []
-    found: dict[int, list[float]] = defaultdict(list)
+    f1_by_input: dict[int, list[float]] = defaultdict(list)
     for (index, _, _), value in zip(pairs, f1, strict=True):
-        found[index].append(value)
-    best |= {index: max(values) for index, values in found.items()}
+        f1_by_input[index].append(value)
+    best |= {index: max(values) for index, values in f1_by_input.items()}
     return sum(best.values()) / len(best)
 
 

@@ -1,4 +1,4 @@
-"""BLEURT: a regression model's judgment of a prediction beside a reference.
+"""BLEURT: quality of a text as a trained regression model predicts it.
 
 The model is a folder of the user's, never fetched: a checkpoint converted to Hugging Face's form,
 a sequence classifier with one output, that reads the reference first. Other scorers differ in the

@@ -1,4 +1,4 @@
-"""Correlation of predicted and right scores, Pearson's and Spearman's: STS-B's two metrics."""
+"""Pearson and Spearman correlation of predicted and reference scores, as for STS-B."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Distinct-1 and Distinct-2: how many of the n-grams in all predictions are different ones."""
+"""Distinct-1 and Distinct-2: the share of different n-grams among all predicted n-grams."""
 
 from collections.abc import Sequence
 
@@ -40,14 +40,14 @@ def distinct_2(
 
 
 def distinct_share(predictions: Sequence[str], n: int, language: str | None = None) -> float:
-    """Returns distinct n-grams over n-grams, each counted over all predictions, 0..1.
+    """Return distinct n-grams over n-grams, each counted over all predictions, 0..1.
 
     Tokens are lower-cased, without punctuation.
 
     Raises:
         NotComputed: No prediction has n tokens.
     """
-    found = [ngram for text in predictions for ngram in ngrams(ptb_tokens(text, language), n)]
-    if not found:
+    all_ngrams = [ngram for text in predictions for ngram in ngrams(ptb_tokens(text, language), n)]
+    if not all_ngrams:
         raise NotComputed(f"no prediction is {n} word{'s' * (n > 1)} long")
-    return len(set(found)) / len(found)
+    return len(set(all_ngrams)) / len(all_ngrams)

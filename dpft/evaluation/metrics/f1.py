@@ -1,4 +1,4 @@
-"""F1 of two classes, the second of them (index 1) the positive one, as GLUE has it."""
+"""F1 of binary labels, as GLUE defines it; class 1 is the positive one."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ NO_CLASS = -1
     citation="van Rijsbergen 1979 (Information Retrieval); Wang et al. 2019 (arXiv 1804.07461).",
 )
 def f1(predicted: Sequence[float], gold: Sequence[float]) -> float:
-    """Returns 2PR / (P + R) for precision P and recall R of class 1, 0..1.
+    """Return 2PR / (P + R) for precision P and recall R of class 1, 0..1.
 
     It is 0 where no example is of class 1 nor predicted to be. A prediction that is no class
     counts as the wrong one, as T5's own evaluation has it.
@@ -30,8 +30,8 @@ def f1(predicted: Sequence[float], gold: Sequence[float]) -> float:
     from sklearn.metrics import f1_score
 
     predicted = [
-        1 - right if given == NO_CLASS else given
-        for given, right in zip(predicted, gold, strict=True)
+        1 - right if label == NO_CLASS else label
+        for label, right in zip(predicted, gold, strict=True)
     ]
     others = sorted({*predicted, *gold} - {0, 1})
     if others:

@@ -1,4 +1,4 @@
-"""Matthews correlation: how classes agree beyond what their frequencies explain; CoLA's metric."""
+"""Matthews correlation coefficient, the metric of CoLA."""
 
 from collections.abc import Sequence
 

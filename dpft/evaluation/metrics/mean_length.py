@@ -1,4 +1,4 @@
-"""Mean length: words of a prediction, separated by blanks, or characters without blanks."""
+"""Mean length of predictions in words, or in characters for languages without blanks."""
 
 from collections.abc import Sequence
 

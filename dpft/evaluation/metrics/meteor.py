@@ -1,4 +1,4 @@
-"""METEOR 1.5 for English, by the Java program that pycocoevalcap carries.
+"""METEOR 1.5 for English, computed by the Java program of pycocoevalcap.
 
 ``meteor`` runs it as coco-caption, and with it the E2E NLG Challenge, does: on lower-cased tokens
 without punctuation, with ``-norm``. Tokens come from ``dpft.evaluation.metrics.base``, so no
@@ -95,7 +95,7 @@ def score_line(prediction: str, references: Sequence[str]) -> str:
     >>> score_line("A pub|||bar.", ["A pub."])
     'SCORE ||| a pub ||| a pub | | | bar'
     """
-    return joined([" ".join(ptb_tokens(text, ENGLISH)) for text in (*references, prediction)])
+    return scorer_line([" ".join(ptb_tokens(text, ENGLISH)) for text in (*references, prediction)])
 
 
 def plain_line(prediction: str, references: Sequence[str]) -> str:
@@ -105,10 +105,10 @@ def plain_line(prediction: str, references: Sequence[str]) -> str:
     'SCORE ||| A pub. ||| A pub bar.'
     """
     texts = (*references, prediction)
-    return joined([" ".join(text.replace("|||", " ").split()) for text in texts])
+    return scorer_line([" ".join(text.replace("|||", " ").split()) for text in texts])
 
 
-def joined(texts: Sequence[str]) -> str:
+def scorer_line(texts: Sequence[str]) -> str:
     """Returns the program's line for one input."""
     line = SEPARATOR.join(["SCORE", *texts])
     return line.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair is no text

@@ -50,18 +50,20 @@ def information_gained(
     information: dict[Ngram, float],
     n: int,
 ) -> float:
-    """Returns the information of the matching n-grams over the number of n-grams predicted.
+    """Return the information of the matching n-grams over the number of predicted n-grams.
 
-    An n-gram matches as often as the reference that has it most often has it.
+    An n-gram matches at most as often as it occurs in the reference that contains it most often.
     """
     gained, total = 0.0, 0
     for tokens, texts in zip(predictions, references, strict=True):
-        found = Counter(ngrams(tokens, n))
+        predicted = Counter(ngrams(tokens, n))
         most: Counter[Ngram] = Counter()
         for text in texts:
             most |= Counter(ngrams(text, n))
-        gained += math.fsum(count * information[ngram] for ngram, count in (found & most).items())
-        total += found.total()
+        gained += math.fsum(
+            count * information[ngram] for ngram, count in (predicted & most).items()
+        )
+        total += predicted.total()
     return gained / total if total else 0.0
 
 

@@ -1,4 +1,4 @@
-"""ROUGE, by two scorers whose numbers differ.
+"""ROUGE, by either of two scorers.
 
 ``rouge_1``, ``rouge_2`` and ``rouge_score_l`` are those of Google's rouge-score; of each input, the
 best reference counts. Words are stemmed (Porter), as in the GEM benchmark's scorer, by which Li et

@@ -1,4 +1,4 @@
-"""F1 of words as ParlAI computes it for dialogue; the metric ``f1`` is of labels instead.
+"""F1 of the words of a reply, as ParlAI computes it for dialogue.
 
 ParlAI's ``normalize_answer`` lower-cases, makes blanks of punctuation and drops the articles a, an
 and the: "It's the end." reads "it s end".

@@ -1,4 +1,4 @@
-"""What a run costs in privacy: RDP, PLD, PRV and GDP, and the noise that meets a target.
+"""Accounting: epsilon by RDP, PLD, PRV and GDP, and the noise for a target epsilon.
 
 It imports neither torch nor, before an accountant is asked, that accountant's library.
 

@@ -1,4 +1,4 @@
-"""The four accountants under one name each, and the order in which their bounds may be reported.
+"""The four accountants by name, and the order in which their bounds are reported.
 
 Outside the settings that they were made for, the libraries can take minutes or terabytes inside C
 code that no exception interrupts. Each accountant therefore computes the size of its grid before

@@ -1,4 +1,4 @@
-"""From a target epsilon to the smallest noise multiplier whose reported bound is within it.
+"""Find the smallest noise multiplier whose epsilon is at most the target.
 
 *The search.* An evaluation costs from milliseconds to seconds, and log(epsilon) is nearly a
 straight line in log(noise_multiplier), so secants on logarithms find the answer in about four. A

@@ -1,4 +1,4 @@
-"""Epsilon as a run goes on: its curve over a plan's steps, and the bound after any number of them.
+"""Epsilon as a function of the number of steps taken.
 
 The curve follows from the plan alone, so that it is public, and the same for a resumed run. It is
 computed when the run starts, which takes seconds at most, since PRV is asked on one mesh for all

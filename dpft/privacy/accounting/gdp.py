@@ -1,4 +1,4 @@
-"""Gaussian differential privacy by its central limit theorem: an estimate, never a guarantee.
+"""Gaussian differential privacy by the central limit theorem: an estimate, not a bound.
 
 Bu et al. 2020 (arXiv 1911.11607), Theorem 5: many sampled Gaussian steps tend to one Gaussian
 mechanism of mu = q * sqrt(T * (exp(1 / sigma^2) - 1)), with q the sample rate, T the steps and

@@ -1,4 +1,4 @@
-"""What epsilon means to a test of membership, and whether the noise of a run drowns its gradients.
+"""Explain epsilon: accuracy of membership guesses, and the noise relative to the gradients.
 
 *Membership.* A test sees the released model, knows every record but those of one unit, and says
 whether that unit was among those trained on. Where the mechanism is (eps, delta)-differentially

@@ -1,4 +1,4 @@
-"""The mechanism that accountants judge (a sampled Gaussian, repeated), and the answer they give.
+"""Describe the mechanism to an accountant: a sampled Gaussian and its number of steps.
 
 It stands apart from the accountants so that what happened (a sampled Gaussian, repeated) and what
 it costs (an epsilon) vary independently, as in dp_accounting's events and accountants.

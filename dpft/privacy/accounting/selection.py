@@ -1,4 +1,4 @@
-"""Private search of hyper-parameters: the secret number of trials, what each tries, what it costs.
+"""Private hyper-parameter search: a random number of trials, and the cost of choosing the best.
 
 Papernot & Steinke 2022 (arXiv 2110.03620), Definition 1 and Theorem 2. The number of trials K is
 secret and truncated negative binomial, of parameters eta > -1 and gamma in (0, 1); each trial

@@ -1,4 +1,4 @@
-"""The accounting of a mechanism: every accountant's answer, the headline, and how it is printed.
+"""Combine the answers of all accountants into the reported epsilon, with warnings.
 
 The headline is always a proven upper bound and says whose: the chosen accountant's, else that of
 the next in the order prv, pld, rdp that answers and is not refused as looser than RDP. Printed

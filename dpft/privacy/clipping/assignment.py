@@ -1,4 +1,4 @@
-"""Decides how each trainable parameter is recorded, and installs the recording forwards.
+"""Decide how each trainable parameter is recorded, and install the recording forward methods.
 
 At level 0, a parameter's module has one of these kinds of recording forward:
 

@@ -1,4 +1,4 @@
-"""The checks of a clipper, with single-example execution as the oracle: S and R.
+"""The clipper's self-check: compare it with single-example execution.
 
 S (synthetic rows) runs before a record reaches the model. It compares the engine with each row of a
 synthetic batch, run separately and unpadded: losses, norms and the clipped sum of each parameter. R
@@ -195,7 +195,7 @@ class Checks:
 
     # R
 
-    def sample(self, micro_batch: MicroBatch) -> "Sample":
+    def sample(self, micro_batch: MicroBatch) -> "SubsetResults":
         """Run subsets of a micro-batch of at least two units, before the engine runs all of it.
 
         Only norms and losses are kept, so that no gradient of a check is in memory during the
@@ -208,7 +208,9 @@ class Checks:
             halves = [_rows_of(half, rows) for half in (order[: units // 2], order[units // 2 :])]
             losses = [self._losses(take_rows(micro_batch.batch, half)) for half in halves]
             norms = self._norms(micro_batch, order[:2], rows)
-        return Sample(order, halves[0] + halves[1], torch.cat(losses), norms, dropout.is_used)
+        return SubsetResults(
+            order, halves[0] + halves[1], torch.cat(losses), norms, dropout.is_used
+        )
 
     @contextmanager
     def without_randomness(self) -> Iterator["Dropout"]:
@@ -216,7 +218,7 @@ class Checks:
         with random_state_kept(), without_dropout(self._model) as dropout:
             yield dropout
 
-    def compare(self, sample: "Sample", micro_batch: MicroBatch, clipped: Clipped) -> bool:
+    def compare(self, sample: "SubsetResults", micro_batch: MicroBatch, clipped: Clipped) -> bool:
         """Compare subsets with the whole micro-batch, which ran ``without_randomness``.
 
         Returns:
@@ -246,7 +248,7 @@ class Checks:
         batches = [take_rows(micro_batch.batch, _rows_of([unit], rows)) for unit in units]
         return self._rows.run_units(batches, Flat(max_grad_norm=1.0), rows, adds=False).norms
 
-    def _find_mixing(self, sample: "Sample", units: int, losses: Tensor) -> bool:
+    def _find_mixing(self, sample: "SubsetResults", units: int, losses: Tensor) -> bool:
         """Reject losses that differ in at least two units, each loss compared at its own scale.
 
         Returns whether at least two units have finite losses.
@@ -279,7 +281,7 @@ class Checks:
 
 
 @dataclass(frozen=True)
-class Sample:
+class SubsetResults:
     """What subsets of a micro-batch gave; private.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The public class: exact per-example clipping of a model's gradients.
+"""The public clipper class: clip the gradient of each example exactly.
 
 >>> import torch
 >>> model = torch.nn.Linear(2, 1, bias=False)

@@ -1,4 +1,4 @@
-"""Rules of convolutions: a convolution is a matrix product with the patches of its input.
+"""Layer rules of convolutions: a convolution is a matrix product with patches of its input.
 
 The gradient of a weight is the sum over output positions of output gradient times patch, so ghost
 norms apply (Bu et al. 2022, arXiv 2205.10683). Patches are formed in the backward pass only.

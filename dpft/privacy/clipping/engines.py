@@ -1,4 +1,4 @@
-"""The two clipping engines: all rows in one backward pass, or each privacy unit separately."""
+"""The two clipping engines: all units in one backward pass, or each unit separately."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Runs a module separately on each row by ``torch.vmap``, for parameters that no rule covers.
+"""Run a module on each row separately with ``torch.vmap``, for parameters without a layer rule.
 
 Each parameter is expanded to (rows, ...) without a copy, and the module's own forward is mapped
 over its rows, each a batch of one. Ordinary autograd then computes one gradient per row, whatever

@@ -1,4 +1,4 @@
-"""The options of a clipper, and the checks of their values, without importing torch.
+"""Options of a clipper and checks of their values; does not import torch.
 
 A configuration is validated before torch is imported, so names and ranges are checked here and
 nowhere else.

@@ -1,4 +1,4 @@
-"""The trainable parameters of a model: their names, the modules that hold them, and their groups.
+"""List a model's trainable parameters with the modules that use them, and group them.
 
 Uses, sums and checks refer to a parameter by name, because a sharded model replaces its parameters'
 tensors between two calls and during a call.

@@ -1,4 +1,4 @@
-"""Finds out which tensors of a model have a batch dimension, by runs on 2 and on 3 units."""
+"""Find the tensors with a batch dimension by running the model on 2 and on 3 units."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-r"""Norms, bounds and weighted sums of per-example gradients, from what layers record.
+r"""Compute norms, upper bounds and weighted sums of per-example gradients from recorded tensors.
 
 A linear layer's gradient of one example is a sum of outer products of output gradients and inputs.
 Its norm follows from two Gram matrices without the gradient itself (the ghost norm, Li et al. 2022,
@@ -44,7 +44,7 @@ MOST_ROUNDING = 2.0**-3
 
 # ------------------------------------------------------------------------------- rounding of sums
 @dataclass(frozen=True)
-class Pieces:
+class PieceSizes:
     """How many products one matrix product adds up; longer sums are added piece by piece (3).
 
     Attributes:
@@ -56,11 +56,11 @@ class Pieces:
     contraction: int
 
 
-CPU_PIECES = Pieces(gram=512, contraction=1024)
-ACCELERATOR_PIECES = Pieces(gram=2048, contraction=8192)
+CPU_PIECES = PieceSizes(gram=512, contraction=1024)
+ACCELERATOR_PIECES = PieceSizes(gram=2048, contraction=8192)
 
 
-def pieces(device: torch.device) -> Pieces:
+def pieces(device: torch.device) -> PieceSizes:
     """Return the lengths of pieces on a device: longer ones cost fewer calls and more rounding."""
     return CPU_PIECES if device.type == "cpu" else ACCELERATOR_PIECES
 
@@ -171,7 +171,7 @@ def _lengths(values: Tensor, more: float = 0.0) -> Tensor:
 
 
 @dataclass
-class Norms:
+class GradientNorms:
     """Norms of per-example gradients, each a float64 tensor of shape (u,), or (k, u) for k weights.
 
     Attributes:
@@ -188,9 +188,9 @@ class Norms:
         """Return squared upper bounds (6); infinite or NaN for units to be left out (23)."""
         return ((self.square.abs() + self.error).sqrt() + self.rounding).square() * BOUND_SLACK
 
-    def of(self, index: int | slice) -> "Norms":
+    def of(self, index: int | slice) -> "GradientNorms":
         """Return the norms of one of k weights, shape (u,), or of some of them."""
-        return Norms(self.square[index], self.error[index], self.rounding[index])
+        return GradientNorms(self.square[index], self.error[index], self.rounding[index])
 
 
 def _wide_dtype(*operands: Tensor) -> torch.dtype:
@@ -215,7 +215,7 @@ def _numbers_at_a_time(device: torch.device) -> int:
     return 2**20 if device.type == "cpu" else 2**24
 
 
-def formed_norms(values: Tensor) -> Norms:
+def formed_norms(values: Tensor) -> GradientNorms:
     """Return norms of gradients that are given themselves, shape (u, n) (20)."""
     u, n = values.shape
     # A CPU copies what it squares in float64: a part at a time.
@@ -224,7 +224,7 @@ def formed_norms(values: Tensor) -> Norms:
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
     square = norm.square()
     steps = gamma(u + EXTRA_STEPS, _unit(values))
-    return Norms(
+    return GradientNorms(
         square,
         square * ((n + 4) * 2.0**-52) + 4 * n * LEAST_SQUARE,
         norm * (steps * SLACK) + 4 * n**0.5 * _least(values) / LEAST_FACTOR,
@@ -270,9 +270,11 @@ class Outer:
         return Outer(self.left.where(keep, 0), self.right.where(keep, 0))
 
     @classmethod
-    def joined(cls, uses: "Sequence[Outer]") -> "Outer":
+    def concatenate(cls, uses: "Sequence[Outer]") -> "Outer":
         """Return several uses of one weight as one, with their positions side by side."""
-        return cls(_joined([use.left for use in uses]), _joined([use.right for use in uses]))
+        return cls(
+            _concatenate([use.left for use in uses]), _concatenate([use.right for use in uses])
+        )
 
 
 @dataclass
@@ -329,17 +331,20 @@ class Lookup:
         return Lookup(self.ids, self.values.where(keep.view(-1, 1, 1), 0), self.count)
 
     @classmethod
-    def joined(cls, uses: "Sequence[Lookup]") -> "Lookup":
+    def concatenate(cls, uses: "Sequence[Lookup]") -> "Lookup":
         """Return several uses of one weight as one, with their positions side by side."""
-        ids, values = _joined([use.ids for use in uses]), _joined([use.values for use in uses])
+        ids, values = (
+            _concatenate([use.ids for use in uses]),
+            _concatenate([use.values for use in uses]),
+        )
         return cls(ids, values, uses[0].count)
 
-    def norms(self) -> Norms:
+    def norms(self) -> GradientNorms:
         """Return the norms, shape (u,)."""
         return lookup_norms([self]).of(0)
 
 
-def lookup_norms(uses: Sequence[Lookup]) -> Norms:
+def lookup_norms(uses: Sequence[Lookup]) -> GradientNorms:
     """Return the norms of uses whose values have one shape and dtype, shape (k, u) (18), (19).
 
     Values of the same row are summed first.
@@ -364,10 +369,10 @@ def lookup_norms(uses: Sequence[Lookup]) -> Norms:
     error = error.add(square, alpha=(t * d + 4) * 2.0**-51) + 4 * t * d * LEAST_SQUARE
     steps = gamma(u * t + EXTRA_STEPS, unit)
     lost = 4 * t * d**0.5 * least / LEAST_FACTOR
-    return Norms(square, error, longest * (steps * SLACK) + lost)
+    return GradientNorms(square, error, longest * (steps * SLACK) + lost)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _concatenate(parts: list[Tensor]) -> Tensor:
     """Return tensors (u, ·, …) side by side, in the widest of their dtypes."""
     if len(parts) == 1:
         return parts[0]
@@ -377,7 +382,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------ ghost norms
-def outer_norms(uses: Sequence[Outer]) -> Norms:
+def outer_norms(uses: Sequence[Outer]) -> GradientNorms:
     """Return the norms of each use, shape (k, u); all uses have the same u and t.
 
     The Gram matrix of a tensor that is the ``right`` of several uses (query, key and value; gate
@@ -406,7 +411,7 @@ def outer_norms(uses: Sequence[Outer]) -> Norms:
     if len(partitions) > 1:
         places = torch.tensor(order, device=fields[0].device).argsort()
         fields = [field[places] for field in fields]
-    return Norms(*fields)
+    return GradientNorms(*fields)
 
 
 SMALL_OPERANDS = 2**18
@@ -538,7 +543,7 @@ def _identity(values: Tensor) -> Identity:
 
 def _outer_norms(
     uses: list[Outer], grams: dict[Identity, Tensor]
-) -> tuple[Norms, dict[Identity, Tensor]]:
+) -> tuple[GradientNorms, dict[Identity, Tensor]]:
     """Return the norms of uses of one precision, (k, u), and the Gram matrices of their inputs.
 
     Args:
@@ -583,7 +588,7 @@ def _outer_norms(
     added = chain(u * t, pieces(device).contraction, halves=summed_as_halves)
     steps = gamma(added + EXTRA_STEPS, max(units))  # (15)
     lost = (total * constants.totals).sum(0) + constants.alone  # (17)
-    return Norms(square, error, lost.add(longest, alpha=steps) * SLACK), of_inputs
+    return GradientNorms(square, error, lost.add(longest, alpha=steps) * SLACK), of_inputs
 
 
 def _stacked(parts: list[Tensor]) -> Tensor:
@@ -591,7 +596,9 @@ def _stacked(parts: list[Tensor]) -> Tensor:
     return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
 
 
-def tied_norms(head: Norms, embedding: Norms, outer: Outer, lookup: Lookup) -> Norms:
+def tied_norms(
+    head: GradientNorms, embedding: GradientNorms, outer: Outer, lookup: Lookup
+) -> GradientNorms:
     """Return the norms of a weight that is both head and embedding, shape (u,) (21), (22).
 
     The inner product of the two gradients is the sum over s, t of (values[t] . right[s]) times
@@ -618,7 +625,7 @@ def tied_norms(head: Norms, embedding: Norms, outer: Outer, lookup: Lookup) -> N
     right, values = _lengths(outer.right, more), _lengths(lookup.values, more)
     longest = (picked.abs() * right.unsqueeze(2) * values.unsqueeze(1)).sum((1, 2))
     error = (head.error + embedding.error).add(longest, alpha=2 * SLACK * rate)  # (21), (22)
-    return Norms(
+    return GradientNorms(
         head.square + embedding.square + 2 * cross,
         error + 8 * s * t * least * SLACK,
         head.rounding + embedding.rounding,

@@ -1,4 +1,4 @@
-"""Collects how each parameter was used in one micro-batch, and turns the uses into a clipped sum.
+"""Collect the recorded uses of each parameter in a micro-batch, and compute the clipped sum.
 
 A recording forward (``rules``) passes (input, output gradient) to the recorder during the backward
 pass: a *use* of its parameter. After the backward pass, the engine asks the recorder for the norms
@@ -17,8 +17,8 @@ from torch import Tensor
 from dpft.errors import RunError
 from dpft.privacy.clipping.products import (
     SMALL_OPERANDS,
+    GradientNorms,
     Lookup,
-    Norms,
     Outer,
     formed_gradients,
     formed_norms,
@@ -181,7 +181,7 @@ class Recorder:
             Shape (groups, u) each, float64. Infinite or NaN bounds mark units that overflowed.
         """
         self._settle()
-        named_norms: list[tuple[Sequence[str], Norms]] = []
+        named_norms: list[tuple[Sequence[str], GradientNorms]] = []
         for names, whole in self._joined:
             named_norms.append((names[:1], formed_norms(whole)))
         lookups = self._lookup_norms()
@@ -200,7 +200,7 @@ class Recorder:
         named_norms += [([name], norms) for name, norms in lookups.items()]
         return self._totals(named_norms)
 
-    def _lookup_norms(self) -> dict[str, Norms]:
+    def _lookup_norms(self) -> dict[str, GradientNorms]:
         """Return the norms of look-ups; small ones of equal shape are processed together."""
         by_shape: dict[tuple[object, ...], list[str]] = defaultdict(list)
         for name, (use,) in self._lookups.items():
@@ -212,13 +212,17 @@ class Recorder:
             norms_by_name.update({name: norms.of(k) for k, name in enumerate(names)})
         return norms_by_name
 
-    def _totals(self, named_norms: Sequence[tuple[Sequence[str], Norms]]) -> tuple[Tensor, Tensor]:
+    def _totals(
+        self, named_norms: Sequence[tuple[Sequence[str], GradientNorms]]
+    ) -> tuple[Tensor, Tensor]:
         """Return the sums of squares and bounds over the parameters of each group."""
         if not named_norms:
             nothing = torch.zeros(self._count, self.units, dtype=torch.float64, device=self._device)
             return nothing, nothing
         fields = zip(*((n.square, n.error, n.rounding) for _, n in named_norms), strict=True)
-        norms = Norms(*(torch.cat([v.view(-1, self.units) for v in field]) for field in fields))
+        norms = GradientNorms(
+            *(torch.cat([v.view(-1, self.units) for v in field]) for field in fields)
+        )
         squares, bounds = norms.square.clamp(min=0), norms.bounds()
         if self._count == 1:
             return squares.sum(0, keepdim=True), bounds.sum(0, keepdim=True)
@@ -231,9 +235,9 @@ class Recorder:
     def _settle(self) -> None:
         """Join the uses of each parameter into one (two if it is tied), and small gradients."""
         for name, outers in self._outer.items():
-            self._outer[name] = [Outer.joined(outers)]
+            self._outer[name] = [Outer.concatenate(outers)]
         for name, lookups in self._lookups.items():
-            self._lookups[name] = [Lookup.joined(lookups)]
+            self._lookups[name] = [Lookup.concatenate(lookups)]
         names, outers = [], []
         for name in [*dict.fromkeys([*self._outer, *self._lookups])]:
             uses = [*self._outer.get(name, ()), *self._lookups.get(name, ())]

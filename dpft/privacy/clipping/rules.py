@@ -1,4 +1,4 @@
-"""Layer rules: recording forwards, one per kind of layer.
+"""Layer rules: for each kind of layer, what its forward method records.
 
 A rule is a function (layer, site) -> recording forward, which has the arithmetic of the layer's own
 forward. In the backward pass, its autograd function passes (input, output gradient) to the recorder

@@ -1,4 +1,4 @@
-"""Clipping styles: functions from upper bounds of gradient norms to clip factors.
+"""Clipping styles: functions from bounds of gradient norms to clipping factors.
 
 Each style states its sensitivity: how much one privacy unit can change a step's clipped sum. The
 noise is a multiple of exactly this number.

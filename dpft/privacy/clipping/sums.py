@@ -1,4 +1,4 @@
-"""Sums of clipped gradients over the micro-batches of a step, without accumulating rounding errors.
+"""Add up clipped gradients over the micro-batches of a step without accumulating rounding errors.
 
 If one record is removed, all later records move by one place, so other micro-batches are added to
 other totals, and float32 rounds differently at each addition. Over M micro-batches of n records,

@@ -1,4 +1,4 @@
-"""Mechanisms: what a run draws, which noise its steps get, and what that costs.
+"""Mechanisms: how a run samples, adds noise, and what that costs.
 
 Read ``base`` for the questions that every mechanism answers, then the tenants: ``dp_sgd`` (Poisson
 draws, independent noise), ``banded`` (cyclic Poisson draws, correlated noise) and ``histogram``

@@ -1,4 +1,4 @@
-"""Banded noise: each step's noise takes back a part of what earlier steps' noise left in weights.
+"""Banded matrix factorization: noise that is correlated between steps, with cyclic sampling.
 
 Choquette-Choo et al. 2023 (arXiv 2306.08153) and McKenna 2024 (arXiv 2405.15913). C is lower
 triangular and Toeplitz with b bands: coefficients c_0 to c_(b-1), of L2 norm 1 at most. Step t gets
@@ -115,7 +115,7 @@ class Banded(Mechanism):
 
 
 @dataclass(frozen=True)
-class Target:
+class NoiseObjective:
     """What noise is to be small in: ``sum over s of shares[s] * y[s]^2``, where ``C y = inputs``.
 
     y is how much of z_s there is, at the end, in what is looked at, so that this is its variance.
@@ -152,22 +152,22 @@ class Target:
         return math.log(error) + math.log(square), slope / error + 2 * free / square
 
 
-def prefix_sums(steps: int) -> Target:
+def prefix_sums(steps: int) -> NoiseObjective:
     """Returns the mean, over t, of the noise in the sum of the first t steps."""
     import numpy as np
 
-    return Target(np.ones(steps), np.arange(steps, 0, -1) / steps)
+    return NoiseObjective(np.ones(steps), np.arange(steps, 0, -1) / steps)
 
 
-def last_weights(weights: Sequence[float]) -> Target:
+def last_weights(weights: Sequence[float]) -> NoiseObjective:
     """Returns the noise in the last weights, which have so much of each step's gradient."""
     import numpy as np
 
     # z_s is in them with sum over t of weights[t] * (C^-1)[t, s], a filter backwards in time.
-    return Target(np.array(weights[::-1], dtype=np.float64), np.ones(len(weights)))
+    return NoiseObjective(np.array(weights[::-1], dtype=np.float64), np.ones(len(weights)))
 
 
-def coefficients_for(target: Target, *, bands: int) -> tuple[float, ...]:
+def coefficients_for(target: NoiseObjective, *, bands: int) -> tuple[float, ...]:
     """Return the coefficients of least error, by L-BFGS; only public numbers enter.
 
     The search starts at those of the square root of the matrix of prefix sums, binom(2j, j) / 4^j
@@ -200,7 +200,7 @@ class BandedConfig(MechanismConfig):
     last ones under this schedule and momentum."""
 
     @property
-    def is_settled(self) -> bool:
+    def is_resolved(self) -> bool:
         """Whether the number of bands is given."""
         return isinstance(self.bands, int)
 
@@ -217,7 +217,7 @@ class BandedConfig(MechanismConfig):
             " back"
         }
 
-    def settled(self, mechanism: Mechanism) -> MechanismConfig:
+    def resolved(self, mechanism: Mechanism) -> MechanismConfig:
         """Returns the configuration with its number of bands."""
         assert isinstance(mechanism, Banded)
         return self.replace(bands=mechanism.bands)
@@ -272,7 +272,7 @@ class BandedConfig(MechanismConfig):
             bands *= 2
         return candidates
 
-    def _target(self, numbers: Numbers) -> Target:
+    def _target(self, numbers: Numbers) -> NoiseObjective:
         if self.objective == "prefix":
             return prefix_sums(numbers.steps)
         if numbers.weights is None:
@@ -297,5 +297,5 @@ class BandedConfig(MechanismConfig):
             )
 
 
-def _banded(target: Target, bands: int) -> Banded:
+def _banded(target: NoiseObjective, bands: int) -> Banded:
     return Banded(bands=bands, coefficients=coefficients_for(target, bands=bands))

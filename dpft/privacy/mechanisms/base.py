@@ -1,4 +1,4 @@
-"""The questions that a mechanism of noisy steps answers, and the registry of those there are.
+"""Base class of mechanisms, and their registry.
 
 A run's plan holds one ``Mechanism`` beside the numbers that all have: noise multiplier, the rate of
 a draw, steps and delta. The engine asks it for a sampler and for the noise of a step; accountants
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import BeforeValidator, SerializeAsAny
 
 from dpft.config.section import Section
-from dpft.kinds import Registry
+from dpft.registry import Registry
 from dpft.strict_model import AtLeastOne, Count, Positive, Rate, StrictModel, parse
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class MechanismConfig(Section, ABC):
         """
 
     @property
-    def is_settled(self) -> bool:
+    def is_resolved(self) -> bool:
         """Whether the configuration gives each number, so that ``choose`` searches for none."""
         return True
 
@@ -191,7 +191,7 @@ class MechanismConfig(Section, ABC):
         """Methods that it does not go with, by name, and why."""
         return {}
 
-    def settled(self, mechanism: Mechanism) -> "MechanismConfig":
+    def resolved(self, mechanism: Mechanism) -> "MechanismConfig":
         """Returns the configuration that chooses this mechanism whatever the numbers."""
         return self
 

@@ -1,4 +1,4 @@
-"""DP-SGD (Abadi et al. 2016): Poisson draws, and noise of each step that knows no other's."""
+"""DP-SGD (Abadi et al. 2016): Poisson sampling and independent noise in each step."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal

@@ -1,4 +1,4 @@
-"""What private histograms cost: of words, whose threshold hides rare ones, and of public cells.
+"""Histograms with Gaussian noise: their mechanism and epsilon for the ledger, and the counts.
 
 First words, then, ``GaussianCounts``, cells that the records have no say in: each of them gets its
 noise, empty ones too, so that there is no threshold and nothing of delta goes to one.
@@ -33,7 +33,7 @@ SLACK = 1e-9
 """By how much of it a ledger's threshold may be below the formula, which libraries round apart."""
 
 
-class NoisyCounts(StrictModel):
+class CountingMechanism(StrictModel):
     """Counts under Gaussian noise, and whose counts they are."""
 
     noise_std: Positive
@@ -65,7 +65,7 @@ class NoisyCounts(StrictModel):
         self.check_derived("noise_multiplier", self.noise_std / self.l2_cap)
 
 
-class GaussianHistogram(NoisyCounts):
+class GaussianHistogram(CountingMechanism):
     """A histogram of words under Gaussian noise and a threshold, as a ledger contains it.
 
     Half of delta is for the noise, and half for the threshold.
@@ -147,7 +147,7 @@ def _threshold(
     return linf_cap - noise_std * float(ndtri(delta / 2 / words_per_record))
 
 
-class GaussianCounts(NoisyCounts):
+class GaussianCounts(CountingMechanism):
     """Counts of public cells under Gaussian noise: every cell's, whether a unit is in it or not."""
 
     name: Literal["gaussian_counts"] = "gaussian_counts"
@@ -179,12 +179,12 @@ def noise_std_for(*, eps: float, l2_cap: float, delta: float) -> float:
     return float(digits.create_decimal(Decimal(repr(l2_cap / gaussian_mu(eps, delta / 2)))))
 
 
-def noise_for_counts(*, eps: float, l2_cap: float, delta: float) -> float:
+def noise_std_for_counts(*, eps: float, l2_cap: float, delta: float) -> float:
     """Returns the same where nothing of delta goes to a threshold."""
     return noise_std_for(eps=eps, l2_cap=l2_cap, delta=2 * delta)
 
 
-def released(
+def words_above_threshold(
     words: Sequence[str], counts: "NDArray[np.float64]", mechanism: GaussianHistogram, key: bytes
 ) -> list[tuple[str, int]]:
     """Return the words whose noisy count reaches the threshold, and these counts, rounded.

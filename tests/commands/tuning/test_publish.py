@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dpft.commands.tune import check_spent, go_on_search, publish
+from dpft.commands.tune import check_spent, publish, run
 from dpft.config.tune import TuneCommand
 from dpft.errors import StateError
 from dpft.privacy.accounting.calibration import Calibration
@@ -100,7 +100,7 @@ def test_trust_rule_4_times_that_a_killed_publication_left_go_when_the_search_go
         patch.setattr(os, "utime", lambda *_, **__: None)
         publish(tune, THREE, trial_folder(search, 0), search)
     assert (search / "report.md").stat().st_mtime_ns > began
-    go_on_search(tune, search)
+    run(tune.replace(resume=str(search)), search)
     assert {path.stat().st_mtime_ns for path in (search, *public(search).values())} == {began}
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from dpft.commands.tune import Search, Trial, draw_trials, read_search
+from dpft.commands.tune import Search, Trial, draw_trials
 from dpft.errors import StateError
 from dpft.privacy.accounting.calibration import Calibration
 from dpft.run_folder import TRIALS, TUNING
-from dpft.strict_model import write_model
+from dpft.strict_model import read_model, write_model
 from tests.config.test_tune import command
 
 SEARCH = Search(
@@ -22,9 +22,8 @@ SEARCH = Search(
 
 def test_a_search_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / TUNING).mkdir(parents=True)
-    assert read_search(tmp_path) is None
     write_model(tmp_path / TRIALS, SEARCH, mode=0o600)
-    assert read_search(tmp_path) == SEARCH
+    assert read_model(tmp_path / TRIALS, Search) == SEARCH
 
 
 @pytest.mark.parametrize(
@@ -32,9 +31,9 @@ def test_a_search_is_read_as_it_was_written(tmp_path: Path) -> None:
 )
 def test_a_damaged_search_is_never_drawn_anew(tmp_path: Path, content: str) -> None:
     (tmp_path / TUNING).mkdir(parents=True)
-    (tmp_path / TUNING / "trials.json").write_text(content)
+    (tmp_path / TRIALS).write_text(content)
     with pytest.raises(StateError, match="trials.json is damaged"):
-        read_search(tmp_path)
+        read_model(tmp_path / TRIALS, Search)
 
 
 def test_only_a_test_seed_draws_a_search_twice() -> None:

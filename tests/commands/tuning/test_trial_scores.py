@@ -1,24 +1,18 @@
-"""A trial ends with one score, higher for the better, and is never scored twice."""
+"""A trial ends with one score, higher for the better."""
 
 import json
 import math
-import stat
 from pathlib import Path
 
 import pytest
 
-from dpft.commands.tune import (
-    TrialScore,
-    read_trial_score,
-    score_metric,
-    score_of,
-    write_trial_score,
-)
+from dpft.commands.tune import TrialScore, score_metric, score_of
 from dpft.config.tune import TuneCommand
 from dpft.errors import InputError, StateError
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.scores import Metrics, ScoreEntry
-from dpft.strict_model import write_model
+from dpft.run_folder import TRIAL_SCORE
+from dpft.strict_model import read_model, write_model
 from tests.config.test_tune import command
 
 BLEU, PERPLEXITY = metric_specs(("bleu", "perplexity"))
@@ -61,25 +55,13 @@ def test_a_trial_without_a_finite_score_is_the_worst(
     assert score_of(finished(tmp_path, *after), BLEU) == TrialScore(score=None)
 
 
-@pytest.mark.parametrize("score", [-3.5, None])
-def test_a_score_is_read_as_it_was_written_for_the_owner_alone(
-    tmp_path: Path, score: float | None
-) -> None:
-    trial = tmp_path / "trial-0"
-    assert read_trial_score(trial) is None
-    write_trial_score(trial, TrialScore(score=score))
-    assert read_trial_score(trial) == TrialScore(score=score)
-    modes = [stat.S_IMODE(path.stat().st_mode) for path in (trial, trial / "outcome.json")]
-    assert modes == [0o700, 0o600]
-
-
 @pytest.mark.parametrize("content", [{"score": math.nan}, {"score": "high"}])
 def test_a_damaged_score_is_refused_since_its_trial_must_not_run_again(
     tmp_path: Path, content: dict[str, object]
 ) -> None:
-    (tmp_path / "outcome.json").write_text(json.dumps({"schema_version": 2, **content}))
+    (tmp_path / TRIAL_SCORE).write_text(json.dumps({"schema_version": 2, **content}))
     with pytest.raises(StateError, match="is damaged: score"):
-        read_trial_score(tmp_path)
+        read_model(tmp_path / TRIAL_SCORE, TrialScore)
 
 
 @pytest.fixture(scope="module")

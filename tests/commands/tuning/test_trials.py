@@ -4,13 +4,14 @@ import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dpft.commands import tune as tuning
 from dpft.commands.run_plan import RunPlan, plan_run
-from dpft.commands.tune import Trial, run_trial, train_trial
+from dpft.commands.tune import Trial, run_trial
 from dpft.config.load import dump
 from dpft.config.tune import TuneCommand
 from dpft.errors import DpftError, InputError, RunError, StateError
@@ -44,17 +45,18 @@ def beginning(monkeypatch: pytest.MonkeyPatch, what: Callable[..., Any]) -> None
 def test_a_trial_has_its_setting_its_own_noise_and_the_searchs_calibration(
     tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def origin(_: Path) -> None: ...
+    composed: Any = SimpleNamespace(write_record=lambda _: None)
 
     planned: list[RunPlan] = []
 
     def begin(config: Any, folder: Path, given: Any) -> None:
-        assert (folder, given.pop("write_request")) == (tuning_folder / "trial-0", origin)
+        assert (folder, given.pop("composed")) == (tuning_folder / "trial-0", composed)
+        assert not given.pop("resumes")
         assert config.train.learning_rate == TRIAL.setting["train.learning_rate"] == 0.1
         planned.append(plan_run(config, lambda: pytest.fail("the size is published"), **given))
 
     beginning(monkeypatch, begin)
-    assert run_trial(tune, SEARCH, TRIAL, tuning_folder / "trial-0", origin) == 0
+    assert run_trial(tune, SEARCH, TRIAL, tuning_folder / "trial-0", composed) == 0
     (plan,) = planned
     assert plan.privacy is not None and plan.steps == 3
     assert plan.privacy.noise_multiplier == TRIAL.noise_multiplier == 1.5
@@ -155,5 +157,6 @@ def test_a_setting_that_does_not_fit_is_refused_before_anything_is_begun(
 ) -> None:
     beginning(monkeypatch, lambda *_: pytest.fail("it was begun"))
     odd = Trial(setting={"method.rank": 4}, noise_multiplier=1.0)
-    with pytest.raises(InputError, match="unknown configuration key method.rank"):
-        train_trial(tune, SEARCH, odd, tuning_folder, goes_on=False)
+    with pytest.raises(InputError, match="find everything as it began"):
+        run_trial(tune, SEARCH, odd, tuning_folder / "trial-0")
+    assert "unknown configuration key method.rank" in (tuning_folder / "trial-0/log").read_text()

@@ -39,7 +39,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="The noise is calibrated for every planned step.",
         edits=(
             Edit(
-                "dpft/privacy/planning.py",
+                "dpft/privacy/plan_building.py",
                 "    compositions = chosen.compositions((steps,))",
                 "    compositions = chosen.compositions((max(1, steps - 1),))",
             ),
@@ -51,7 +51,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="The noise is calibrated for the rate at which the logical batch is drawn.",
         edits=(
             Edit(
-                "dpft/privacy/planning.py",
+                "dpft/privacy/plan_building.py",
                 "config, delta=delta, sample_rate=sample_rate, steps=compositions",
                 "config, delta=delta, sample_rate=1 / num_examples, steps=compositions",
             ),
@@ -129,7 +129,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="The steps of all phases of a run add up.",
         edits=(
             Edit(
-                "dpft/privacy/planning.py",
+                "dpft/privacy/plan_building.py",
                 "    compositions = chosen.compositions((steps,))",
                 "    compositions = chosen.compositions((max(p.steps for p in phases),))",
             ),
@@ -215,8 +215,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/commands/account.py",
-                "            sample_rate=self.mechanism.rate(self.sample_rate),",
-                "            sample_rate=self.sample_rate,",
+                "composed_rate, composed_steps = mechanism.rate(sample_rate),",
+                "composed_rate, composed_steps = sample_rate,",
             ),
         ),
         tests=(BANDED,),
@@ -227,8 +227,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/commands/composition.py",
-                "Composition(parts=(own, *others))",
-                "Composition(parts=(own,))",
+                "Composition(parts=(training, *of_tokenizer))",
+                "Composition(parts=(training,))",
             ),
         ),
         tests=(TOKENIZER,),
@@ -239,8 +239,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/commands/composition.py",
-                "    taken = added_up(*(run.taken for run in runs), *beside)",
-                "    taken = added_up(*(run.taken for run in runs))",
+                "    steps = sum_steps(*(run.taken for run in runs), *histograms)",
+                "    steps = sum_steps(*(run.taken for run in runs))",
             ),
         ),
         tests=(TOKENIZER,),
@@ -275,7 +275,7 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/commands/ledger_account.py",
-                "        before = {} if counts is None else taken_before(counts)\n",
+                "        before = {} if counts is None else histogram_steps(counts)\n",
                 "        before = {}\n",
             ),
         ),

@@ -27,8 +27,8 @@ FAULTS: tuple[Fault, ...] = (
         breaks="The log of a submitted evaluation contains no score of a private split.",
         edits=(
             Edit(
-                "dpft/cli/commands.py",
-                "    is_logged = submitted_task() is not None\n",
+                "dpft/commands/evaluate.py",
+                "    is_logged = rank_environment.submitted_task() is not None\n",
                 "    is_logged = False\n",
             ),
         ),
@@ -42,7 +42,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="Texts of a split that is not public are only in private/.",
         edits=(
             Edit(
-                "dpft/commands/evaluate.py",
+                "dpft/commands/scoring.py",
                 "    shown = folder if public else private_folder(folder)\n",
                 "    shown = folder\n",
             ),

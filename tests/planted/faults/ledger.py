@@ -11,7 +11,7 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/privacy/engine.py",
-                "        with ranks.settled():\n"
+                "        with ranks.failing_together():\n"
                 "            self._ledger.record_step("
                 "self.plan.entry_at(step, stream=self._stream), released)\n",
                 "        entry = self.plan.entry_at(step, stream=self._stream)\n"
@@ -83,7 +83,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="head= compares the ledger's head with a published one.",
         edits=(
             Edit(
-                "dpft/commands/account.py",
+                "dpft/commands/account_runs.py",
                 "        check_head(run, config.head)\n",
                 "        run.ledger.heads.count(config.head)\n",
             ),

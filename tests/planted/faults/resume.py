@@ -3,7 +3,7 @@
 from tests.planted.fault import Edit, Fault
 
 TESTS = "tests/guarantees/test_resume.py::"
-COMPARISON = "        if known != entry and (is_in_ledger or known is not None):\n"
+COMPARISON = "        if expected != entry and (is_in_ledger or expected is not None):\n"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -11,7 +11,7 @@ FAULTS: tuple[Fault, ...] = (
         breaks="After a crash the run repeats its steps with the same noise, bit for bit.",
         edits=(
             Edit(
-                "dpft/training/start.py",
+                "dpft/training/starting_point.py",
                 "        keys = dict(checkpoint.read_keys().content)\n",
                 "        keys = make_randomness(\n"
                 "            device, privacy.noise_seed, step=done, after=done\n"
@@ -33,18 +33,30 @@ FAULTS: tuple[Fault, ...] = (
         tests=(f"{TESTS}test_other_records_are_rejected",),
     ),
     Fault(
+        name="resume/adapter-on-another-base",
+        breaks="A run is resumed only on the frozen weights that it began with.",
+        edits=(
+            Edit(
+                "dpft/commands/train.py",
+                "            ranks.on_rank_0(check_same_base, model, shards, resume_point)\n",
+                "            pass\n",
+            ),
+        ),
+        tests=(f"{TESTS}test_another_base_model_is_rejected",),
+    ),
+    Fault(
         name="resume/plan-from-an-edited-config",
         breaks="A resumed run keeps the plan in the first line of its ledger.",
         edits=(
             Edit(
                 "dpft/commands/interrupted_run.py",
-                "    if bound.replace(calibration=None, delta_source=own.delta_source) != own:\n",
-                "    if bound.noise_multiplier != own.noise_multiplier:\n",
+                "    if bound.replace(calibration=None, delta_source=configured.delta_source) != configured:\n",
+                "    if bound.noise_multiplier != configured.noise_multiplier:\n",
             ),
             Edit(
                 "dpft/commands/interrupted_run.py",
                 "    return RunPlan(size=size, steps=steps, phases=phases, privacy=bound)\n",
-                "    return RunPlan(size=size, steps=steps, phases=phases, privacy=own)\n",
+                "    return RunPlan(size=size, steps=steps, phases=phases, privacy=configured)\n",
             ),
             Edit(
                 "dpft/training/checkpoint.py",
@@ -61,7 +73,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 "dpft/privacy/journal.py",
                 COMPARISON,
-                '        if known is not None and known["step"] != step:\n',
+                '        if expected is not None and expected["step"] != step:\n',
             ),
         ),
         tests=(f"{TESTS}test_a_step_that_does_not_come_out_as_before_is_counted_again",),
@@ -71,14 +83,14 @@ FAULTS: tuple[Fault, ...] = (
         breaks="Steps that are repeated with new noise are new lines in the ledger.",
         edits=(
             Edit(
-                "dpft/training/start.py",
+                "dpft/training/starting_point.py",
                 "        position = ledger.steps\n    journal",
                 "        position = done\n    journal",
             ),
             Edit(
                 "dpft/privacy/journal.py",
                 COMPARISON,
-                '        if known is not None and known["step"] != step:\n',
+                '        if expected is not None and expected["step"] != step:\n',
             ),
         ),
         tests=(
@@ -107,7 +119,7 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/training/checkpoint.py",
-                "    if actual != known:\n        raise _damaged(path)\n",
+                "    if actual != expected:\n        raise _damaged(path)\n",
                 "    if not actual:\n        raise _damaged(path)\n",
             ),
         ),

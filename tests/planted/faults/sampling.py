@@ -89,8 +89,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 ENGINE,
-                "        return first_numbers(drawn, self._ranks)\n",
-                """        drawn = first_numbers(drawn, self._ranks)
+                "        return broadcast_numbers(drawn, self._ranks)\n",
+                """        drawn = broadcast_numbers(drawn, self._ranks)
         self._drawn = max(1, len(drawn))
         return drawn
 """,

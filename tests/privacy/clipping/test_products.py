@@ -6,8 +6,8 @@ from torch import Tensor
 
 from dpft.privacy.clipping import products
 from dpft.privacy.clipping.products import (
+    GradientNorms,
     Lookup,
-    Norms,
     Outer,
     formed_norms,
     formed_weighted_sum,
@@ -67,7 +67,7 @@ def random_lookup(
     return Lookup(ids, values.to(dtype), count)
 
 
-def assert_norms(norms: Norms, gradients: Tensor, dtype: torch.dtype) -> None:
+def assert_norms(norms: GradientNorms, gradients: Tensor, dtype: torch.dtype) -> None:
     """Squares are close to those of (u, …), and bounds are above them by little."""
     squares = gradients.flatten(1).square().sum(1)
     terms = norms.rounding.square().sum() + squares  # for gradients of no positions
@@ -198,13 +198,13 @@ def test_joined_uses_are_the_sum_of_their_gradients(
 ) -> None:
     outers = [random_outer(generator, 2, t, 3, 4, dtype) for t in (5, 2)]
     assert_norms(
-        outer_norms([Outer.joined(outers)]).of(0),
+        outer_norms([Outer.concatenate(outers)]).of(0),
         outer_gradients(outers[0]) + outer_gradients(outers[1]),
         dtype,
     )
     lookups = [random_lookup(generator, 2, t, 6, 4, dtype) for t in (5, 2)]
     assert_norms(
-        Lookup.joined(lookups).norms(),
+        Lookup.concatenate(lookups).norms(),
         lookup_gradients(lookups[0]) + lookup_gradients(lookups[1]),
         dtype,
     )

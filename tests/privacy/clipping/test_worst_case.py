@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dpft.privacy.clipping import products
 from dpft.privacy.clipping.products import (
+    GradientNorms,
     Lookup,
-    Norms,
     Outer,
     formed_norms,
     formed_weighted_sum,
@@ -53,7 +53,7 @@ class Case:
         formed: Gradients that are given themselves, shape (u, n).
     """
 
-    norms: Norms
+    norms: GradientNorms
     dtype: torch.dtype
     outer: Outer | None = None
     lookup: Lookup | None = None

@@ -245,4 +245,4 @@ def test_auto_takes_the_bands_of_least_error(monkeypatch):
     near = [bands for bands, error in errors.items() if error <= 1.02**2 * min(errors.values())]
     assert chosen == min(near) > 1
     assert choose(small | {"steps": 1}, eps=8.0).bands == 1
-    assert config.settled(banded(4)).bands == 4 and config.settled(banded(4)).is_settled
+    assert config.resolved(banded(4)).bands == 4 and config.resolved(banded(4)).is_resolved

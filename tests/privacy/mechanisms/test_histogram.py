@@ -10,8 +10,8 @@ from dpft.privacy.accounting import Composition, SampledGaussian, account_compos
 from dpft.privacy.mechanisms.histogram import (
     GaussianCounts,
     GaussianHistogram,
-    noise_for_counts,
     noise_std_for,
+    noise_std_for_counts,
 )
 from dpft.strict_model import as_json, parse
 
@@ -130,7 +130,7 @@ def test_counts_of_public_cells_cost_a_gaussian_at_all_of_delta() -> None:
     assert delta == pytest.approx(1e-5, rel=1e-9)
     assert epsilon == pytest.approx(0.4, rel=1e-5)
     half = noise_std_for(eps=0.4, l2_cap=1, delta=1e-5)
-    assert half > noise_for_counts(eps=0.4, l2_cap=1, delta=1e-5) == CELLS.noise_std
+    assert half > noise_std_for_counts(eps=0.4, l2_cap=1, delta=1e-5) == CELLS.noise_std
     twice = GaussianCounts(noise_std=2 * CELLS.noise_std, l2_cap=2.0, cells=36, delta=1e-5)
     assert twice.epsilon == epsilon
 

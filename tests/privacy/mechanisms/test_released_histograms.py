@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import kstest
 
 from dpft.privacy.cipher import secret_key
-from dpft.privacy.mechanisms.histogram import GaussianHistogram, noisy_counts, released
+from dpft.privacy.mechanisms.histogram import GaussianHistogram, noisy_counts, words_above_threshold
 from dpft.privacy.noise import grid
 
 KEY = secret_key("histogram", 7)
@@ -45,12 +45,12 @@ def quiet() -> GaussianHistogram:
 def test_words_come_by_count_and_name_whatever_their_order(quiet: GaussianHistogram) -> None:
     words, counts = ["b", "rare", "a", "c"], np.array([5.0, 0.5, 5.0, 9.0])
     expected = [("c", 9), ("a", 5), ("b", 5)]
-    assert released(words, counts, quiet, KEY) == expected
-    assert released(words[::-1], counts[::-1].copy(), quiet, KEY) == expected
+    assert words_above_threshold(words, counts, quiet, KEY) == expected
+    assert words_above_threshold(words[::-1], counts[::-1].copy(), quiet, KEY) == expected
 
 
 def test_no_words_are_released_as_none(quiet: GaussianHistogram) -> None:
-    assert released([], np.zeros(0), quiet, KEY) == []
+    assert words_above_threshold([], np.zeros(0), quiet, KEY) == []
 
 
 def test_a_count_that_the_grid_rounds_up_to_the_threshold_does_not_pass(
@@ -61,4 +61,4 @@ def test_a_count_that_the_grid_rounds_up_to_the_threshold_does_not_pass(
     spacing = grid(quiet.noise_std)
     counts = np.array([at, at + 0.49 * spacing, at + spacing])
     monkeypatch.setattr("dpft.privacy.mechanisms.histogram.noisy_counts", lambda *_: counts)
-    assert [word for word, _ in released(["a", "b", "c"], counts, quiet, KEY)] == ["c"]
+    assert [word for word, _ in words_above_threshold(["a", "b", "c"], counts, quiet, KEY)] == ["c"]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dpft.commands import evaluate as evaluation_of_runs
-from dpft.commands.evaluate import evaluate, write_evaluations
+from dpft.commands import scoring
+from dpft.commands.scoring import score_model, write_evaluations
 from dpft.evaluation.evaluate import Evaluation
 from dpft.evaluation.predictions import Prediction
 from tests.config.test_conf import loaded
@@ -59,15 +59,15 @@ def test_trust_rule_8_progress_counts_the_records_of_a_public_split_alone(
     monkeypatch: pytest.MonkeyPatch, public: bool
 ) -> None:
     asked = []
-    monkeypatch.setattr(evaluation_of_runs, "evaluate_parts", lambda *_, **given: [])
+    monkeypatch.setattr(scoring, "evaluate_parts", lambda *_, **given: [])
     monkeypatch.setattr(
-        evaluation_of_runs,
+        scoring,
         "batch_progress",
         lambda doing, *, counts, shown: asked.append((doing, counts)) or nullcontext(print),
     )
     config = loaded("train", ["experiment=demo", f"eval.split_is_public={str(public).lower()}"])
     assert config.eval.publish_private_scores is False
-    assert evaluate(config, None, None, {}) == []
+    assert score_model(config, None, None, {}) == []
     assert asked == [("evaluating", public)]
 
 

@@ -1,4 +1,4 @@
-"""Training without noise: ordinary gradients or clipped ones, of engines that take private steps.
+"""Engines for training without noise, with ordinary or clipped gradients.
 
 Non-private training is a choice of its own, ``privacy=none``, and never prints an epsilon. With a
 clipping norm it is a private run but for its noise (the rows "clipped, no noise" of the papers):
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from dpft.devices import autocast
 from dpft.parallel.rank_sums import STRETCH, finish_sums
-from dpft.parallel.ranks import ALONE, Ranks, first_numbers
+from dpft.parallel.ranks import ALONE, Ranks, broadcast_numbers
 from dpft.parallel.sharding import local
 from dpft.parallel.shards import ShardedModel
 from dpft.privacy.cipher import AgingKey, secret_key
@@ -24,7 +24,7 @@ from dpft.privacy.clipping.batches import count_rows
 from dpft.privacy.clipping.clipper import ClippingChoice, ClippingOptions
 from dpft.privacy.clipping.engines import check_losses
 from dpft.privacy.clipping.options import LossFunction
-from dpft.privacy.losses import EngineState, MicroBatchResult
+from dpft.privacy.engine_results import EngineState, MicroBatchResult
 from dpft.privacy.phased_clipper import PhasedClipper
 from dpft.privacy.plan import ClippingPlan
 from dpft.privacy.randomness import ViewStream, make_randomness, private_dropout, restore_randomness
@@ -81,9 +81,9 @@ class OrdinaryEngine:
         self.views = ViewStream(AgingKey(secret_key("views", seed)))
         self._dropout: str | None = None
         if state is not None:
-            known = parse(state, ShuffledState)
-            self._generator.set_state(_read_state(known.order))
-            self._waiting, self._dropout = list(known.waiting), known.dropout
+            restored = parse(state, ShuffledState)
+            self._generator.set_state(_read_state(restored.order))
+            self._waiting, self._dropout = list(restored.waiting), restored.dropout
 
     def __enter__(self) -> Self:
         if self._dropout is not None:
@@ -119,9 +119,9 @@ class OrdinaryEngine:
             self._waiting += torch.randperm(num_units, generator=self._generator).tolist()
         batch, self._waiting = self._waiting[:size], self._waiting[size:]
         self._drawn = size
-        if not self._ranks.is_first:
+        if not self._ranks.is_rank_0:
             torch.manual_seed(hash((self._seed, self._ranks.rank, self.steps_taken)))
-        return first_numbers(batch, self._ranks)
+        return broadcast_numbers(batch, self._ranks)
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
         """Adds a micro-batch's share of the mean gradient; the result has no norms."""
@@ -207,7 +207,7 @@ class ClippedEngine:
         if self._shards is not None:
             self._shards.forget_sums()
         self._randomness.dropout.begin_step(self.steps_taken)
-        return first_numbers(self._sampler.draw(num_units, step=self.steps_taken), self._ranks)
+        return broadcast_numbers(self._sampler.draw(num_units, step=self.steps_taken), self._ranks)
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
         """Adds a micro-batch's clipped sum; see ``PhasedClipper.accumulate``."""
@@ -215,7 +215,7 @@ class ClippedEngine:
 
     def finish_step(self) -> None:
         """Ends a step: every trainable ``grad`` becomes the sum over the expected batch size."""
-        with self._ranks.settled():
+        with self._ranks.failing_together():
             self._clipper.end_step()
         if self._shards is None:  # An empty draw is a step, too, whose gradient is zero.
             for parameter in self._clipper.parameters:
@@ -237,14 +237,14 @@ class ClippedEngine:
 def add_up(model: nn.Module, ranks: Ranks, shards: ShardedModel | None) -> None:
     """Makes each gradient the sum of all ranks', where one of them has any."""
     if shards is not None:
-        shards.finish(STRETCH, lambda parts: None)
+        shards.reduce_sums(STRETCH, lambda parts: None)
         return
     trainable = [p for p in model.parameters() if p.requires_grad]
     there = ranks.any(*(p.grad is not None for p in trainable))
     flat: list[Tensor] = []
     for parameter in (p for p, is_there in zip(trainable, there, strict=True) if is_there):
-        own = parameter.grad
-        parameter.grad = torch.zeros_like(parameter) if own is None else own.contiguous()
+        gradient = parameter.grad
+        parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient.contiguous()
         flat.extend(parameter.grad.view(-1).split(STRETCH))
     finish_sums(flat, lambda parts: None, ranks)
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from dpft.audit.base import AuditedRun, Finding
-from dpft.audit.kinds.synthetic import SyntheticText
+from dpft.audit.synthetic import SyntheticConfig, SyntheticFile, read_synthetic
 from dpft.commands.guarantee import privacy_of as run_privacy
 from dpft.commands.ledger_account import saved_run
 from dpft.errors import InputError, StateError
 from dpft.reports.terminal import Grid
 from dpft.run_folder import CANARIES, private_audit_path, write_json
-from dpft.synthesis.audit import SyntheticFile, read_synthetic
 from dpft.tasks.custom import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.training.training_config import DeviceConfig
@@ -52,7 +51,7 @@ def audited(run: str, file: Path, limit: int = 10_000) -> Finding:
         folder=folder, config=saved_run(run), privacy=run_privacy(folder),
         device=device, synthetic=file,
     )  # fmt: skip
-    return SyntheticText(limit=limit).find(about)
+    return SyntheticConfig(limit=limit).find(about)
 
 
 def table(finding: Finding, title: str) -> Any:
@@ -170,7 +169,7 @@ def test_without_its_private_folder_a_run_has_the_synthetic_text_alone(
 
 def test_what_is_asked_must_make_sense(new: Path) -> None:
     with pytest.raises(ValueError, match="limit"):
-        SyntheticText(limit=0)
+        SyntheticConfig(limit=0)
 
 
 PRIVACY = private()

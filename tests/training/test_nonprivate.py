@@ -13,15 +13,15 @@ from dpft.methods.base import MethodPhase
 from dpft.models.losses import per_example_losses
 from dpft.parallel.ranks import Ranks
 from dpft.privacy.plan import ClippingPlan
-from dpft.privacy.planning import make_clipping_plan
+from dpft.privacy.plan_building import make_clipping_plan
 from dpft.privacy.privacy_config import NoPrivacy
 from dpft.privacy.randomness import make_randomness
 from dpft.privacy.sampling import PoissonSampler
-from dpft.training import ordinary as ordinary_module
+from dpft.training import nonprivate as ordinary_module
 from dpft.training.checkpoint import find_resume_point
 from dpft.training.listeners import PublicStep
+from dpft.training.nonprivate import ClippedEngine, OrdinaryEngine
 from dpft.training.optimizers import SGD
-from dpft.training.ordinary import ClippedEngine, OrdinaryEngine
 from tests.parallel.forked import on_ranks
 from tests.self_checks import checked_rows
 from tests.slowness import slow_but
@@ -102,7 +102,7 @@ def shared_step(ranks: Ranks) -> tuple[Tensor, bool, int]:
         ranks=ranks,
     )
     own.draw(6)
-    if ranks.is_first:
+    if ranks.is_rank_0:
         own.accumulate(INPUTS)
     before = ranks.traffic.sent_bytes
     own.finish_step()

@@ -14,7 +14,7 @@ def failing(*failures: int, error: Exception) -> list[BaseException | None]:
     """Returns how three ranks end of which some fail."""
 
     def work(ranks: Ranks) -> None:
-        with ranks.settled():
+        with ranks.failing_together():
             if ranks.rank in failures:
                 raise error
 
@@ -54,7 +54,7 @@ def first_alone(error: Exception | None, *, to_all: bool) -> list[Any]:
         return [rank, 7]
 
     def call(ranks: Ranks) -> list[int] | None:
-        ask = ranks.first_to_all if to_all else ranks.first
+        ask = ranks.broadcast_from_rank_0 if to_all else ranks.on_rank_0
         return ask(work, ranks, rank=ranks.rank)
 
     answers = together(3, call)
@@ -65,7 +65,7 @@ def first_alone(error: Exception | None, *, to_all: bool) -> list[Any]:
 def test_what_rank_0_alone_does_is_returned_there_or_to_all() -> None:
     assert first_alone(None, to_all=False) == [[0, 7], None, None]
     assert first_alone(None, to_all=True) == [[0, 7]] * 3
-    assert ALONE.first(lambda: (1, 2)) == ALONE.first_to_all(lambda: (1, 2)) == (1, 2)
+    assert ALONE.on_rank_0(lambda: (1, 2)) == ALONE.broadcast_from_rank_0(lambda: (1, 2)) == (1, 2)
     assert not ALONE.traffic.collectives
 
 

@@ -3,9 +3,9 @@ from scipy.stats import norm
 
 from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
-from dpft.privacy import planning
+from dpft.privacy import plan_building as planning
 from dpft.privacy.accounting.calibration import Calibration
-from dpft.privacy.planning import make_plan
+from dpft.privacy.plan_building import make_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
 
 GIVEN = DifferentialPrivacy(name="dp", noise_multiplier=1.5, max_grad_norm=0.25)

@@ -1,4 +1,4 @@
-"""How reports are written: Markdown by templates, pages of HTML from it, and plots as inline SVG.
+"""Render reports: Markdown from templates, HTML from Markdown, plots as inline SVG.
 
 A name or a reason may come from a file, and a report is opened in a browser: Markdown holds no HTML
 of theirs, and a page shows none. A plot of matplotlib has the same bytes each time, no address, no
@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 
 import dpft
 from dpft.privacy.accounting.summary import eps_text
-from dpft.reports.promises import PrivateRun, RunPrivacy
+from dpft.reports.privacy_json import PrivateRun, RunPrivacy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,8 +106,8 @@ def line(text: object) -> str:
 
 
 def indented(text: str) -> str:
-    """Returns a text as an indented block of Markdown, which no text can end."""
-    return "\n".join(f"    {each}" for each in text.splitlines())
+    """Return a text as an indented block of Markdown, which no text can end."""
+    return "\n".join(f"    {text_line}" for text_line in text.splitlines())
 
 
 @cache
@@ -177,26 +177,31 @@ def epsilon_points(privacy: RunPrivacy) -> list[tuple[int, float]]:
     """
     if not isinstance(privacy, PrivateRun) or privacy.epsilon_curve is None:
         return []
-    taken, curve = max(1, privacy.steps_taken), privacy.epsilon_curve
-    known = [each for each in zip(curve.steps, curve.epsilons, strict=True) if each[0] < taken]
-    return [(steps, min(bound, privacy.epsilon)) for steps, bound in known] + [
-        (taken, privacy.epsilon)
+    last_step, curve = max(1, privacy.steps_taken), privacy.epsilon_curve
+    points = [
+        (steps, min(bound, privacy.epsilon))
+        for steps, bound in zip(curve.steps, curve.epsilons, strict=True)
+        if steps < last_step
     ]
+    return [*points, (last_step, privacy.epsilon)]
 
 
 def epsilon_plot(privacy: RunPrivacy) -> Markup | None:
     """Returns epsilon against steps with the headline at its end; None where there is no point."""
     points = epsilon_points(privacy)
-    if not points or not isinstance(privacy, PrivateRun):
+    if not points or not isinstance(privacy, PrivateRun) or privacy.epsilon_curve is None:
         return None
     from matplotlib.ticker import MaxNLocator
 
     last = points[-1][0]
+    accountants = sorted(  # the run's own accountant first
+        set(privacy.epsilon_curve.accountants), key=lambda name: (name != privacy.accountant, name)
+    )
 
     def draw(axes: "Axes") -> None:
         steps, bounds = [0, *(step for step, _ in points)], [0.0, *(eps for _, eps in points)]
         # to the next point's height: a line between two points would lie below the bound
-        label = f"upper bound after so many steps ({_curve_by(privacy)})"
+        label = f"upper bound after so many steps ({', '.join(accountants)})"
         axes.step(steps, bounds, where="pre", color=COLORS[0], label=label)
         headline = f"headline ({privacy.accountant})"
         axes.plot([last], [privacy.epsilon], "o", color=COLORS[1], label=headline, clip_on=False)
@@ -207,13 +212,6 @@ def epsilon_plot(privacy: RunPrivacy) -> Markup | None:
 
     label = f"epsilon grows with the steps to {eps_text(privacy.epsilon)} after {last}"
     return draw_svg(draw, name="epsilon", label=label)
-
-
-def _curve_by(privacy: PrivateRun) -> str:
-    """Returns whose bounds the curve has, the run's own accountant first."""
-    assert privacy.epsilon_curve is not None
-    names = set(privacy.epsilon_curve.accountants)
-    return ", ".join(sorted(names, key=lambda name: (name != privacy.accountant, name)))
 
 
 def heat_map(

@@ -1,4 +1,4 @@
-"""privacy.json: what a run guarantees, and the statement beside synthetic records.
+"""The fields of privacy.json, and of the statement next to generated records.
 
 The file records what was printed when it was written. Commands that print epsilon compute it from
 the ledger (``dpft.commands.guarantee``).
@@ -226,7 +226,7 @@ RunPrivacy = PrivateRun | OpenRun
 """What a run that trained a model promises."""
 
 
-class Generated(Versioned):
+class GeneratedPrivacy(Versioned):
     """What stands beside synthetic records."""
 
     private: bool
@@ -251,7 +251,7 @@ class Generated(Versioned):
     """What the records cost and what epsilon does not cover, a sentence each."""
 
 
-class Pieces(StrictModel):
+class TokenizerSummary(StrictModel):
     """A vocabulary."""
 
     vocab_size: AtLeastOne
@@ -295,7 +295,7 @@ class PrivateVocabulary(VocabularyRun):
     """SHA-256 of histogram.tsv."""
     words_kept: Count
     """Words that reached the threshold."""
-    pieces: Pieces | None = None
+    pieces: TokenizerSummary | None = None
     """What was made of them; absent while there is no vocabulary."""
 
 
@@ -308,7 +308,7 @@ class OpenVocabulary(VocabularyRun):
     """Number of examples, or of units, taken as public."""
     num_examples_source: str
     """Who says how many examples there are."""
-    pieces: Pieces
+    pieces: TokenizerSummary
     """What was made of the words."""
 
 
@@ -317,12 +317,12 @@ Vocabulary = PrivateVocabulary | OpenVocabulary
 
 
 def read_privacy(path: Path) -> RunPrivacy:
-    """Returns the privacy.json of a run that trained a model.
+    """Return the content of the privacy.json of a run that trained a model.
 
     Raises:
-        FileNotFoundError: It is not there.
-        InputError: It is of another schema version, or of a tokenizer's run.
-        StateError: It is damaged.
+        FileNotFoundError: The file does not exist.
+        InputError: The file has another schema version, or belongs to a run of ``dpft tokenizer``.
+        StateError: The file is damaged.
     """
     content = read_json(path)
     if "algorithm" in content:
@@ -332,20 +332,20 @@ def read_privacy(path: Path) -> RunPrivacy:
         )
     kind: Any = PrivateRun if "epsilon" in content or "delta" in content else OpenRun
     try:
-        found: RunPrivacy = parse(content, kind)
-        return found
+        privacy: RunPrivacy = parse(content, kind)
+        return privacy
     except ValidationError as error:
         raise StateError(f"{path} is damaged: {in_short(error)}. Restore it.") from None
 
 
-def read_statement(path: Path) -> Generated:
+def read_statement(path: Path) -> GeneratedPrivacy:
     """Returns what stands beside synthetic records.
 
     Raises:
         InputError: It is of another schema version.
         StateError: It is damaged.
     """
-    return read_model(path, Generated)
+    return read_model(path, GeneratedPrivacy)
 
 
 def is_promised(privacy: RunPrivacy) -> TypeGuard[PrivateRun]:

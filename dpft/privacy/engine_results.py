@@ -1,4 +1,4 @@
-"""What engines return to the training loop: the result of a micro-batch, and their secret state."""
+"""The values that engines return to the training loop: micro-batch results and secret state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

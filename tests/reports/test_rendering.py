@@ -7,8 +7,8 @@ import pytest
 from jinja2 import UndefinedError
 from markupsafe import Markup
 
-from dpft.reports import pages
-from dpft.reports.pages import digits, draw_svg, line, render_page, score
+from dpft.reports import rendering as pages
+from dpft.reports.rendering import digits, draw_svg, line, render_page, score
 
 EVIL = "<script>alert(1)</script>"
 

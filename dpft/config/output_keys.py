@@ -1,4 +1,4 @@
-"""Keys that several commands share: how an answer is printed, and the file it is written to."""
+"""Configuration keys that several commands share: output format, file names, lists of names."""
 
 from pathlib import Path
 from typing import Literal

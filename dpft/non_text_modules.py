@@ -1,4 +1,4 @@
-"""Parts of a multimodal model that no text passes through; imports nothing heavy.
+"""Find the modules of a multimodal model that process images or sound; they are not trained.
 
 They encode images and sound and project them to the text model's width. They stay as they are: a
 record's gradient with respect to them is zero, so a private step would only add noise.
@@ -35,8 +35,8 @@ def idle_modules(model: "PreTrainedModel") -> tuple[str, ...]:
         text |= set() if table is None else set(table.parameters())
     prefix = "" if body is model else f"{model.base_model_prefix}."
     modules = [name for name, m in body.named_children() if text.isdisjoint(m.parameters())]
-    own = [name for name, p in body.named_parameters(recurse=False) if p not in text]
-    return tuple(f"{prefix}{name}" for name in (*modules, *own))
+    parameters = [name for name, p in body.named_parameters(recurse=False) if p not in text]
+    return tuple(f"{prefix}{name}" for name in (*modules, *parameters))
 
 
 def is_inside(name: str, modules: Iterable[str]) -> bool:

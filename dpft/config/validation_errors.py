@@ -1,4 +1,4 @@
-"""What is wrong with a configuration or a file that pydantic rejects, as sentences with a fix."""
+"""Translate pydantic's validation errors into sentences that name the key and a fix."""
 
 import difflib
 import json
@@ -28,7 +28,7 @@ BOUNDS = {
 
 
 def faults_of(
-    error: ValidationError, kind: type[BaseModel], values: Any, known: Iterable[str] = ()
+    error: ValidationError, kind: type[BaseModel], values: Any, known_keys: Iterable[str] = ()
 ) -> Iterator[Fault]:
     """Yield what is wrong with each key that pydantic rejects, and a fix.
 
@@ -36,7 +36,7 @@ def faults_of(
         error: The error that validation of ``values`` raised.
         kind: The model.
         values: The rejected values, as plain dicts and lists.
-        known: Dotted keys to suggest for an unknown one.
+        known_keys: Dotted keys to suggest for an unknown one.
     """
     rejected = set()
     for entry in error.errors(include_url=False):
@@ -48,16 +48,18 @@ def faults_of(
         key = ".".join(path).replace(".[", "[")
         if key not in rejected:  # pydantic lists each type of a union
             rejected.add(key)
-            yield _fault(entry, key, field_at(kind, path, values), known)
+            yield _fault(entry, key, field_at(kind, path, values), known_keys)
 
 
-def _fault(entry: ErrorDetails, key: str, field: FieldInfo | None, known: Iterable[str]) -> Fault:
+def _fault(
+    entry: ErrorDetails, key: str, field: FieldInfo | None, known_keys: Iterable[str]
+) -> Fault:
     value, context = entry["input"], entry.get("ctx", {})
     if entry["type"] == "not_chosen":
         message = f"{key} is not chosen. Set {key}=NAME, or add the line `name: NAME` to its YAML."
         return Fault(message, key=key, hint=f"{key}=NAME")
     if entry["type"] == "extra_forbidden":
-        return unknown_key(key, known, value=value)
+        return unknown_key(key, known_keys, value=value)
     example = _example(field, value)
     hint = None if example is None else f"{key}={example}"
     advice = "" if hint is None else f" Try: {hint}"
@@ -70,18 +72,16 @@ def _fault(entry: ErrorDetails, key: str, field: FieldInfo | None, known: Iterab
     if isinstance(value, bool | None) and field is not None and str in members(field.annotation):
         hint = shlex.quote(f"{key}={quoted(json.dumps(value), DOUBLE_QUOTE)}")
         advice = f" To set a text, quote it: {hint}"
-    message = f"{key} must be {expected}, got {_shown(value)}.{advice}"
+    got = "a group of keys" if isinstance(value, Mapping) else json.dumps(value)
+    if len(got) > LONGEST:
+        got = f"{got[:LONGEST]}…"
+    message = f"{key} must be {expected}, got {got}.{advice}"
     return Fault(message, key=key, value=value, hint=hint)
 
 
 DOUBLE_QUOTE = '"'
 LONGEST = 60
 """Characters of a rejected value that a message shows."""
-
-
-def _shown(value: Any) -> str:
-    text = "a group of keys" if isinstance(value, Mapping) else json.dumps(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def _example(field: FieldInfo | None, value: Any) -> str | None:

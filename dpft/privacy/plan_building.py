@@ -1,11 +1,11 @@
-"""From public configuration to the plan a run is bound to."""
+"""Build the plan of a private run, or of one that only clips, from its configuration."""
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from dpft.constants import OWN_DATA, DeltaRule
 from dpft.errors import InputError
-from dpft.kinds import OWN_DATA, DeltaRule
 from dpft.privacy.accounting.calibration import Calibration, calibrate_noise_multiplier
 from dpft.privacy.clipping.styles import MOST_HEADROOM, clipping_style
 from dpft.privacy.clipping.sums import rounding_headroom

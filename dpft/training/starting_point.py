@@ -1,4 +1,4 @@
-"""Where a run's steps start: at the first, or behind a checkpoint, replayed or with new noise.
+"""Where training starts: at step 0, or at a checkpoint with the same noise or new noise.
 
 A resumed run repeats the steps since its last checkpoint. They are in the ledger already. It
 replays them with the same noise, at no further epsilon, if it can be proved that each sum comes out
@@ -207,13 +207,13 @@ def share_start(start: Start | None, training_state: TrainingState, ranks: Ranks
     )
     shared = json.loads(content)
     with torch.no_grad():
-        ranks.copy_first([tensor for tensor in weights if not is_cut(tensor)])
+        ranks.broadcast_tensors([tensor for tensor in weights if not is_cut(tensor)])
     received = {}  # on the CPU
     for name, (shape, dtype) in shared["moments"].items():
         blank = torch.empty(shape, dtype=getattr(torch, dtype))
         received[name] = moments[name].detach().cpu() if name in moments else blank
-        ranks.copy_first([received[name]])
-    if not ranks.is_first and not in_shards:
+        ranks.broadcast_tensors([received[name]])
+    if not ranks.is_rank_0 and not in_shards:
         restore_optimizer(training_state, received)
         restore_scheduler(training_state, int(shared["schedule"]))
     return Start(**shared["start"])

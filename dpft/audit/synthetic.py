@@ -1,0 +1,274 @@
+"""``audit=synthetic``: measure what generated records reveal about single training records.
+
+Copies are counted for training records and, for comparison, for records that were not trained on.
+Tables that follow from the synthetic texts and a published split may be released with them; all
+others are private. Leaving out a synthetic record because it is close to a training record is not
+post-processing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dpft.audit.base import AUDITS, Audit, AuditedRun, Finding
+from dpft.data.canaries import (
+    KeptCanaries,
+)
+from dpft.data.raw_rows import FORMATS, file_rows
+from dpft.data.rows import examples_of, row_values, split_files
+from dpft.errors import InputError
+from dpft.evaluation.predictions import spread
+from dpft.evaluation.text_overlap import whole_text, words_of
+from dpft.reports.privacy_json import (
+    PrivateRun,
+    RunPrivacy,
+    guarantee,
+    is_promised,
+    read_statement,
+)
+from dpft.reports.rendering import line, render_page
+from dpft.reports.terminal import Grid
+from dpft.run_folder import (
+    CANARIES,
+    PRIVATE_SYNTHETIC_AUDIT,
+    SYNTHETIC_AUDIT,
+    audit_path,
+    hold_run,
+    private_audit_path,
+    write_text,
+)
+from dpft.strict_model import AtLeastOne, NotNegative, Versioned, read_model
+from dpft.synthesis.records import OWNERS, Comparison, grid, sections
+from dpft.tasks.base import TextTask
+from dpft.tasks.custom import CustomTexts
+
+OWNERS_ALONE = (
+    "private: it compares with records that were trained on or held out, no epsilon covers it, and"
+    " it stays with the owner of the data"
+)
+READABLE_BY_ALL = 0o004
+
+
+@AUDITS.register("synthetic")
+class SyntheticConfig(Audit):
+    """conf/audit/synthetic.yaml."""
+
+    name: str = "synthetic"
+    limit: AtLeastOne = 10_000
+    """Most records of each kind that are compared, evenly spread over them."""
+
+    def find(self, run: AuditedRun) -> Finding:
+        """See ``Audit.find``; writes a private page and, if it may be released, a public one."""
+        from dpft.audit.audited_run import Unseen, check_writes_texts, records_and_unseen
+        from dpft.commands.task_model import trained_model_of_run
+        from dpft.synthesis.measures import copies
+
+        # 1. The run's records, or why they are not available, and the synthetic ones.
+        task = check_writes_texts(run.config)
+        encoding = trained_model_of_run(run.folder, run.config).encoding(task, max_new_tokens=None)
+        records, unseen = records_and_unseen(run.folder, run.config, encoding)
+        assert run.synthetic is not None
+        file = read_synthetic(run.folder, task, run.synthetic.expanduser(), run.privacy)
+        texts = file.texts(file.records, self.limit)
+        remarks: list[str] = []
+        training_texts: list[str] = []
+        other_texts: list[str] = []
+        published = False
+        if isinstance(records, str):
+            remarks.append(f"Not compared with training records: {records}")
+        else:
+            training_texts = file.texts(records.training, self.limit)
+        if isinstance(unseen, Unseen):
+            other_texts, published = file.texts(unseen.records, self.limit), unseen.public
+        else:
+            remarks.append(f"Not compared with other records: {unseen}")
+        if file.no_rows:
+            remarks.append(f"{file.no_rows} rows have a label that is none of task.labels.")
+        if file.why_private is not None:
+            remarks.append(f"Nothing of this may be released: {file.why_private}.")
+
+        # 2. The comparisons; only those without private records may be released.
+        compared = released = _shapes({"synthetic": texts})
+        if other_texts:
+            compared = _shapes({"synthetic": texts, "other records": other_texts})
+            released = compared if published else released
+        epsilon, delta = guarantee(run.privacy) if is_promised(run.privacy) else (None, None)
+        with hold_run(run.folder):
+            copied = [copies(texts, training_texts, other_texts or None)] if training_texts else []
+            record = SyntheticAudit(
+                note=OWNERS_ALONE,
+                synthetic=file.path.name,
+                limit=self.limit,
+                released=(released,),
+                compared=(*copied, _canaries(run.folder, texts), compared),
+                remarks=tuple(remarks),
+                epsilon=epsilon,
+                delta=delta,
+                not_released=file.why_private,
+            )
+
+            # 3. The pages.
+            title = f"# Synthetic records: {line(file.path.name)}"
+            path = private_audit_path(run.folder, PRIVATE_SYNTHETIC_AUDIT)
+            page = [*file.notes, OWNERS, title, *map(line, remarks), *sections(record.compared)]
+            write_text(path, render_page("Synthetic records", "\n\n".join(page)), mode=0o600)
+            pages = [f"A page with all tables, for the owner of the data alone: {path}"]
+            (run.folder / SYNTHETIC_AUDIT).unlink(missing_ok=True)  # of an earlier audit
+            if file.why_private is None:
+                page = [*file.notes, title, *sections(record.released)]
+                path = audit_path(run.folder, SYNTHETIC_AUDIT)
+                write_text(path, render_page("Synthetic records", "\n\n".join(page)))
+                pages.append(f"A page that may be released: {path}")
+
+        parts: list[Grid | str] = []
+        for table in record.compared:
+            parts += [grid(table), *([table.note] if table.note else [])] if table.rows else []
+        parts += [*remarks, f"This is {OWNERS_ALONE}."]
+        return Finding(record=record, parts=parts, files=pages)
+
+
+class SyntheticAudit(Versioned):
+    """Usefulness of synthetic records, and what they reveal of single records."""
+
+    audit: Literal["synthetic"] = "synthetic"
+    """The audit."""
+    note: str
+    """For whom the result is."""
+    private: Literal[True] = True
+    """Always: the result compares with private records."""
+    synthetic: str
+    """Name of the file of synthetic records."""
+    limit: AtLeastOne
+    """Most records of each kind."""
+    released: tuple[Comparison, ...]
+    """Tables that follow from the synthetic records and published ones."""
+    compared: tuple[Comparison, ...]
+    """All tables, also those that compare with private records."""
+    remarks: tuple[str, ...]
+    """What is not compared and why, one sentence each."""
+    epsilon: NotNegative | None = None
+    """Epsilon of the run; absent without privacy."""
+    delta: NotNegative | None = None
+    """Delta of the run; absent without privacy."""
+    not_released: str | None = None
+    """Why nothing may be released; absent if audit/synthetic.html was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticFile:
+    """Synthetic records, and what is known of them."""
+
+    path: Path
+    records: Sequence[Any]
+    no_rows: int
+    """Rows that were left out, because their label is not one of ``task.labels``."""
+    prompted: bool
+    """Whether they contain a user's prompts."""
+    notes: tuple[str, ...]
+    """What their statement says of their cost."""
+    why_private: str | None
+    """Why nothing of them may be released; None if it may."""
+
+    def texts(self, records: Sequence[Any], limit: int) -> list[str]:
+        """Return what the model would write of records, of at most ``limit`` of them."""
+        chosen = [records[at] for at in spread(len(records), limit)]
+        is_whole = not self.prompted
+        return [whole_text(e) if e.learns_prompt and is_whole else e.target for e in chosen]
+
+
+def read_synthetic(
+    run: Path, task: TextTask, file: Path, privacy: RunPrivacy | None
+) -> SyntheticFile:
+    """Return the records of a file; reject those that are known not to be synthetic.
+
+    Raises:
+        InputError: The file is missing, empty or of another format, contains an invalid row or the
+            run's own records, or is of another run.
+        StateError: The statement beside it is damaged.
+    """
+    if not file.name.endswith(tuple(FORMATS)) or not file.is_file():
+        raise InputError(
+            f"synthetic must name a file that `dpft generate` wrote, ending with"
+            f" {', '.join(FORMATS)}, got {str(file)!r}."
+        )
+    rows = kept = list(file_rows(file))
+    if isinstance(task, CustomTexts):
+        kept = [row for row in rows if task.has_label(row_values(task, row, task.columns))]
+    records = [record for row in kept for record in examples_of(task, row)]
+    if not records:
+        labeled = " whose label is of task.labels" if len(kept) < len(rows) else ""
+        raise InputError(f"synthetic must hold at least one row{labeled}, got none in {file}.")
+    for split_file in split_files(task):
+        if file.samefile(split_file):
+            raise InputError(
+                f"synthetic must name records that a model wrote, got {str(file)!r}, which is the"
+                f" run's own {split_file.name}."
+            )
+    path = file.with_name(f"{file.stem}.privacy.json")
+    statement = read_statement(path) if path.is_file() else None
+    written_by = statement and statement.guarantee
+    ledgers = [record.ledger for record in (written_by, privacy) if isinstance(record, PrivateRun)]
+    if statement and privacy and (len(ledgers) == 1 or len({*ledgers}) > 1):
+        raise InputError(
+            f"synthetic must be written by the run's model, got records of {statement.run}, by"
+            " the statement beside them; give run=RUN, the one that wrote them, instead of"
+            f" {str(run)!r}."
+        )
+    prompted = bool(task.prompt_columns) if statement is None else statement.prompts != "none"
+    why_private = None
+    if statement is None:
+        why_private = (
+            f"no {path.name} lies beside the records, so nothing says that a model wrote them under"
+            " a guarantee"
+        )
+    elif privacy is None or not is_promised(privacy):
+        why_private = "the run promises no privacy, so its texts may hold training records"
+    elif prompted and not file.stat().st_mode & READABLE_BY_ALL:
+        why_private = "the records hold prompts in a file that its owner alone may read"
+    return SyntheticFile(
+        path=file,
+        records=records,
+        no_rows=len(rows) - len(kept),
+        prompted=prompted,
+        notes=tuple(line(note) for note in ([] if statement is None else statement.notes) if note),
+        why_private=why_private,
+    )
+
+
+def _shapes(sides: Mapping[str, Sequence[str]]) -> Comparison:
+    """Return texts by themselves, side by side, and how often a classifier tells them apart."""
+    from dpft.synthesis.measures import classifier_accuracy
+
+    measures = []
+    for texts in sides.values():
+        words = [words_of(text) for text in texts]
+        lengths = [len(text_words) for text_words in words]
+        distinct = 100 * len(set(texts)) / len(texts)
+        different = 100 * len(set().union(*words)) / max(1, sum(lengths))
+        quantiles = np.quantile(lengths, (0.05, 0.95)).tolist()
+        measures.append((len(texts), distinct, float(np.mean(lengths)), *quantiles, different))
+    names = (
+        "texts", "different ones, %", "words: mean", "words: 5 of 100 have at most",
+        "words: 95 of 100 have at most", "different words, % of all",
+    )  # fmt: skip
+    rows = dict(zip(names, zip(*measures, strict=True), strict=True))
+    accuracy = classifier_accuracy(*sides.values()) if len(sides) == 2 else None
+    note = None
+    if accuracy is not None:
+        note = f"A classifier tells {accuracy:.1%} of both kinds right; a coin tells 50 %."
+    return Comparison(title="The texts", columns=tuple(sides), rows=rows, note=note)
+
+
+def _canaries(run: Path, texts: Sequence[str]) -> Comparison:
+    """Return how many of the run's canaries the texts contain."""
+    all_texts, path = "\n".join(texts), run / CANARIES
+    all_canaries = read_model(path, KeptCanaries).canaries if path.exists() else ()
+    rows: dict[str, tuple[float, ...]] = {}
+    for name, included in (("included", True), ("not included", False)):
+        canaries = [canary for canary in all_canaries if canary.included == included]
+        is_found = [any(text.strip() in all_texts for text in canary.texts) for canary in canaries]
+        rows |= {name: (len(canaries), sum(is_found))} if canaries else {}
+    return Comparison(title="Canaries", columns=("canaries", "found"), rows=rows)

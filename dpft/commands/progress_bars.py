@@ -1,0 +1,99 @@
+"""Progress bars on a terminal, and log lines in a pipe, for work on many records.
+
+Bars and lines show no text, and no time unless the work follows from public numbers alone. The
+number of records in a private split is private: for such a split, a bar shows tenths only, and a
+pipe gets one line at the end of each kind of work, for any number of records.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from dpft.evaluation.evaluate import OnProgress
+from dpft.startup import end_startup
+from dpft.training.listeners import draws_bars
+
+logger = logging.getLogger(__name__)
+
+PARTS = 10
+"""Parts of a work that a bar shows if its size is private."""
+FIFTHS = 5
+"""Parts of a work whose end is logged."""
+APART = 1.0
+"""The least seconds between two lines."""
+
+
+@contextmanager
+def batch_progress(
+    doing: str = "", *, counts: bool = True, timed: bool = False, shown: bool = True
+) -> Iterator[OnProgress]:
+    """Gives a function that moves a bar on a terminal, and elsewhere logs a few lines.
+
+    Args:
+        doing: What the lines begin with.
+        counts: Whether a bar may show how much there is.
+        timed: Whether a bar may show the time to go: how much work there is and how long it takes
+            depend on no private record.
+        shown: Whether this process shows anything.
+    """
+    if not shown:
+        yield lambda what, done, total: None
+        return
+    console = Console(stderr=True)
+    if not draws_bars(console):
+        yield _logged(doing, FIFTHS if counts else 1)
+        return
+    amount = MofNCompleteColumn() if counts else TaskProgressColumn()
+    bars: dict[str, TaskID] = {}
+    to_go = [TimeRemainingColumn(), TextColumn("to go")] if timed else []
+    end_startup()
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        amount,
+        *to_go,
+        console=console,
+        refresh_per_second=1,
+    ) as progress:
+
+        def show(what: str, done: int, total: int) -> None:
+            if not counts:
+                done, total = PARTS * done // total, PARTS
+            if what not in bars:
+                bars[what] = progress.add_task(what, total=total)
+            progress.update(bars[what], completed=done, total=total)
+
+        yield show
+
+
+def _logged(doing: str, parts: int, *, clock: Callable[[], float] = time.monotonic) -> OnProgress:
+    """Return a function that logs each of some equal parts of a work once it is done.
+
+    If there is one part, it logs the end of each kind of work, once, however often that kind begins
+    again. Otherwise lines are a second apart.
+    """
+    start, last = f"{doing}: " if doing else "", -APART
+    reached: dict[str, int] = {}
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal last
+        before, part, now = reached.get(what, 0), parts * done // total, clock()
+        # the next part of a split begins again
+        reached[what] = max(before, part) if parts == 1 else part % parts
+        if part > before and (parts == 1 or now - last >= APART):
+            last = now
+            logger.info("%s%d %% of %s", start, 100 * part // parts, what)
+
+    return show

@@ -1,0 +1,195 @@
+"""Score a model on the evaluation split, and write the scores and the texts.
+
+One path for every command: a model on its device, how it reads records, the records to score, and
+then metrics.json and the texts, in public or, for a private split, in private/.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from dpft.commands.progress_bars import batch_progress
+from dpft.commands.splits import (
+    HELD_OUT,
+    NOT_EVALUATED,
+    is_unscored,
+)
+from dpft.config.schema import EvaluateConfig, TrainConfig
+from dpft.data.encoding import Encoding
+from dpft.errors import InputError
+from dpft.evaluation.eval_config import eval_split_is_public, reads_training_split
+from dpft.evaluation.evaluate import Evaluation, evaluate_parts
+from dpft.evaluation.outputs import ModelOutputs
+from dpft.evaluation.predictions import write_predictions, write_samples
+from dpft.evaluation.scores import PRIVATE_SPLIT, STAGES, Stage
+from dpft.parallel.ranks import ALONE, Ranks
+from dpft.reports.run_record import read_evaluations, write_metrics
+from dpft.run_folder import PREDICTIONS, SAMPLES, WRONG_IMAGES, private_folder, write_bytes
+from dpft.tasks.base import Record
+from dpft.training.progress import remove_scores
+
+logger = logging.getLogger(__name__)
+
+
+def score_stage(
+    config: TrainConfig,
+    model: PreTrainedModel,
+    encoding: Encoding,
+    scored: Mapping[str, Sequence[Record]],
+    stage: Stage,
+    ranks: Ranks = ALONE,
+    *,
+    shown: bool = True,
+) -> list[Evaluation]:
+    """Return the scores of a run's model before or after training; none if nothing is scored.
+
+    Each of the processes reads a share of the records.
+    """
+    if scored and shown:
+        logger.info("evaluating %s", STAGES[stage])
+    return score_model(
+        config,
+        model,
+        encoding,
+        scored,
+        stage=stage,
+        extra_positions=config.method.extra_positions,
+        ranks=ranks,
+        shown=shown,
+    )
+
+
+def score_model(
+    config: TrainConfig | EvaluateConfig,
+    model: PreTrainedModel,
+    encoding: Encoding,
+    scored: Mapping[str, Sequence[Record]],
+    *,
+    stage: Stage = "after",
+    extra_positions: int = 0,
+    ranks: Ranks = ALONE,
+    shown: bool = True,
+) -> list[Evaluation]:
+    """Returns the scores on each part of the evaluation split, with a bar or lines as it goes.
+
+    torch's random state is left as it was: evaluation must not move what training draws.
+    """
+    if HELD_OUT in scored:
+        # Records held out are scored like those trained on: without those that cannot be read.
+        scored = {HELD_OUT: encoding.readable(scored[HELD_OUT])}
+        if not scored[HELD_OUT]:
+            raise InputError("eval.held_out left no record that can be read; correct the records.")
+    outputs = ModelOutputs(
+        model=model,
+        encoding=encoding,
+        batch_size=config.eval.batch_size,
+        extra_positions=extra_positions,
+        ranks=ranks,
+    )
+    public = eval_split_is_public(config.task, config.eval)
+    progress = batch_progress("evaluating", counts=public, shown=shown and ranks.is_rank_0)
+    with torch.random.fork_rng(), progress as on_progress:
+        return evaluate_parts(
+            outputs,
+            config.task,
+            scored,
+            config=config.eval,
+            decode=config.decode,
+            metrics=config.metrics,
+            stage=stage,
+            on_progress=on_progress,
+        )
+
+
+def not_evaluated(config: TrainConfig) -> list[Evaluation]:
+    """Returns an entry for metrics.json that says why nothing was scored; none where it was."""
+    if not is_unscored(config):
+        return []
+    why = dict.fromkeys(config.task.metrics, NOT_EVALUATED)
+    return [
+        Evaluation(
+            task=config.task.name,
+            split=config.eval.split,
+            examples=0,
+            stage="after",
+            metrics={},
+            not_computed=why,
+            predictions=(),
+        )
+    ]
+
+
+def write_scores(
+    config: TrainConfig | EvaluateConfig, folder: Path, evaluations: Sequence[Evaluation]
+) -> None:
+    """Writes the scores of one stage, and their texts."""
+    if not evaluations:
+        return
+    write_evaluations(
+        folder,
+        evaluations,
+        public=eval_split_is_public(config.task, config.eval),
+        publish=config.eval.publish_private_scores,
+        training=reads_training_split(config.task, config.eval),
+    )
+
+
+def write_evaluations(
+    folder: Path,
+    evaluations: Sequence[Evaluation],
+    *,
+    public: bool,
+    publish: bool = False,
+    training: bool = False,
+) -> None:
+    """Writes the scores, and the texts of the last stage, files for each part scored.
+
+    Texts go to predictions.jsonl and, some of them to be read, to samples.md. What stands in public
+    from when the same split was said to be public is removed once it no longer is.
+
+    Args:
+        folder: A run's folder; it exists.
+        evaluations: At least one.
+        public: Whether the split may be shown; if not, scores and texts go to private/.
+        publish: Whether scores of a private split are shown, rounded.
+        training: Whether records were trained on; of those there are no samples.
+    """
+    shown = folder if public else private_folder(folder)
+    stage = evaluations[-1].stage
+    last = [evaluation for evaluation in evaluations if evaluation.stage == stage]
+    for evaluation in last:
+        part = "" if len(last) == 1 else evaluation.split
+        split = (evaluation.task, evaluation.split)
+        if not public and any(
+            e.split_is_public for e in read_evaluations(folder) if (e.task, e.split) == split
+        ):
+            # It may have been scored with other parts then, or alone.
+            remove_scores(folder)
+            for name in (PREDICTIONS, SAMPLES, WRONG_IMAGES):
+                for part_then in ("", evaluation.split):
+                    (folder / file_of_part(name, part_then)).unlink(missing_ok=True)
+        if not evaluation.predictions:
+            continue
+        write_predictions(
+            shown / file_of_part(PREDICTIONS, part), evaluation.predictions, private=not public
+        )
+        if public and evaluation.picture is not None:
+            write_bytes(folder / file_of_part(WRONG_IMAGES, part), evaluation.picture)
+        if not training:
+            write_samples(
+                shown / file_of_part(SAMPLES, part),
+                evaluation.predictions,
+                heading=f"Samples of {evaluation.task}, split {evaluation.split}",
+                note="" if public else f"Not to be released: {PRIVATE_SPLIT}.",
+                private=not public,
+            )
+    entries = [evaluation.record(public=public) for evaluation in evaluations]
+    write_metrics(folder, entries, public=public, publish=publish)
+
+
+def file_of_part(file: str, part: str) -> str:
+    """Returns the name of the file for a part of a split; the file itself without one."""
+    return file if not part else f"_{part}.".join(file.split("."))
