@@ -33,11 +33,11 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup ## Fine-tune the embedded model privately on the embedded sample (minutes).
 	$(BIN)/dpft train experiment=demo
 
-test: setup ## Run the test suite without the slow tests (minutes).
-	$(PYTEST) -m "not slow"
+test: setup ## Run the test suite without the slow tests (two minutes).
+	$(PYTEST) -m "not slow" --ignore=tests/hygiene
 
-test-slow: setup ## Run the slow tests without the exhaustive ones (a quarter of an hour).
-	$(PYTEST) -m "slow and not exhaustive"
+test-slow: setup ## Run the slow tests without the exhaustive ones (most of an hour).
+	$(PYTEST) -m "slow and not exhaustive" --ignore=tests/hygiene
 
 mutants: setup ## Plant each fault of tests/planted in a copy and run the tests that must detect it.
 	$(BIN)/python -m tests.planted --workers $(WORKERS)
@@ -123,11 +123,12 @@ tutorials: setup ## Run the examples of tutorials and the notebooks, and check t
 	$(BIN)/python -m docs.tools.examples check $(or $(PAGES),docs/start/*.md docs/tutorials/*.md)
 	$(BIN)/python -m docs.tools.notebooks
 
-lint: setup ## Check style, format and types.
+lint: setup ## Check style, format, types, import directions, links and quoted names.
 	$(BIN)/ruff check .
 	$(BIN)/codespell
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(PYTEST) tests/hygiene
 
 wheel-check: setup ## Build the wheel and run it away from the checkout.
 	.ci/wheel-check

@@ -95,6 +95,7 @@ def test_an_accelerator_is_asked_to_add_in_one_order(
     assert torch.is_deterministic_algorithms_warn_only_enabled() is asked
 
 
+@pytest.mark.slow
 def test_rows_are_added_by_index_the_same_way_on_both_sides() -> None:
     index, rows = torch.tensor([2, 0, 2, 2]), torch.randn(4, 3, dtype=torch.float64)
     expected = torch.ones(3, 3, dtype=torch.float64).index_add(0, index, rows)

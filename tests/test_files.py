@@ -140,6 +140,7 @@ NO_YAML = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", NO_YAML)
 def test_yaml_that_dpft_did_not_write_is_refused(tmp_path, case):
     (tmp_path / "a.yaml").write_text(NO_YAML[case])

@@ -60,6 +60,7 @@ def test_training_may_use_a_share_of_all_that_a_device_has(
     assert usable_memory(torch.device("mps")) is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc alone keeps holes")
 def test_what_was_freed_goes_back_to_the_system() -> None:
     def resident() -> int:

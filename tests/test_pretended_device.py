@@ -87,16 +87,8 @@ def steps_of(cases: Sequence[Case], device: str) -> list[Outcome]:
     return [take_steps(ALONE, replace(case, device=device)) for case in cases]
 
 
-CHOOSING = [f"method-{name}" for name in ("bitfit", "norms", "top2", "retrain", "linear_probe")]
-"""Methods that only choose what trains, of layers that the other cases have."""
-ALIKE = [
-    *(f"method-{name}" for name in ("adapter", "compacter", "full", "prompt")),
-    *("engine-book_keeping", "llama", "roberta", "fp16"),
-]
-"""Cases whose tensors are made as those of another one are: of LoRA, a prefix, GPT-2, bf16."""
-
-
-@pytest.mark.parametrize("name", slow_but([n for n in CASES if n not in CHOOSING + ALIKE], CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", slow_but(["checkpointing"], CASES))
 def test_steps_leave_the_cpus_gradients(name: str) -> None:
     """Draws and noise have the same bits; sums come out of the same kernels, rounded otherwise."""
     cases = CASES[name]
@@ -121,6 +113,7 @@ def steps_there(ranks: Ranks, case: Case) -> Outcome:
         return take_steps(ranks, replace(case, device=THERE))
 
 
+@pytest.mark.slow
 def test_two_ranks_leave_the_gradients_of_one() -> None:
     case = replace(USUAL, micro_batch_size=4)
     (expected,) = steps_of([case], CPU)[0].gradients
@@ -225,6 +218,7 @@ def five() -> Taken:
     return on_pretended(five_steps)
 
 
+@pytest.mark.slow
 def test_steps_with_noise_leave_the_cpus_weights(five: Taken) -> None:
     """The noise has the same bits; sums come out of the same kernels."""
     found, expected = five.weights, taken(CPU, count=2)
@@ -239,16 +233,19 @@ def noisy(device: str) -> tuple[Tensor, int]:
     return gradients.to(CPU), WAITS.total() - 1  # the copy here is one
 
 
+@pytest.mark.slow
 def test_noise_has_the_cpus_bits_and_one_look_for_all_tensors() -> None:
     (found, waits), (expected, _) = on_pretended(noisy, THERE), noisy(CPU)
     assert torch.equal(found, expected)
     assert waits == 1
 
 
+@pytest.mark.slow
 def test_the_host_waits_a_few_dozen_times_while_a_batch_is_checked(five: Taken) -> None:
     assert 0 < five.checked <= CHECKED_WAITS
 
 
+@pytest.mark.slow
 def test_the_host_seldom_waits_in_the_steady_state(five: Taken) -> None:
     print(*five.where, sep="\n")
     assert 0 < five.micro_batch <= MICRO_BATCH_WAITS
@@ -288,6 +285,7 @@ def few_tokens(row: TokenizedExample) -> dict[str, list[int]]:
     return {"input_ids": [token % size for token in row.input_ids], "labels": labels}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_quantized_bases_leave_the_cpus_gradients(llama: Path, kind: str) -> None:
     found_norms, found = on_pretended(over_frozen_bits, llama, kind, THERE)
@@ -356,6 +354,7 @@ def uncounted(work: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.slow
 def test_a_whole_step_launches_at_most_1_8_times_what_an_ordinary_one_does() -> None:
     """Noise and bounds take some 300 launches, however many layers there are.
 
@@ -369,6 +368,7 @@ def test_a_whole_step_launches_at_most_1_8_times_what_an_ordinary_one_does() -> 
     assert each <= 1.4 * each_ordinary and of_gpt2[0] <= 1.8 * of_gpt2[1]
 
 
+@pytest.mark.slow
 def test_a_batch_is_sent_before_the_backward_pass_of_the_one_before(five: Taken) -> None:
     assert five.order == ["sent 9", "sent 9", "backward", "backward"]
 
@@ -435,6 +435,7 @@ def killed(workspace: Workspace, words: Sequence[str]) -> None:
         workspace.run(*words)
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_killed_resumed_scored_audited_and_writes(workspace: Workspace) -> None:
     audit = ("audit.canaries=8", "audit.canary_words=4", "audit.white_box=true")
     words = ("train", *GIVEN, *audit, "train.checkpoint_every=1")
@@ -523,6 +524,7 @@ def moved(device: str, names: Sequence[str] = ("adamw",)) -> list[Tensor]:
     return found
 
 
+@pytest.mark.slow
 def test_every_optimizer_moves_as_on_the_cpu() -> None:
     names = sorted(OPTIMIZERS.entries())
     found, expected = on_pretended(moved, THERE, names), moved(CPU, names)
@@ -532,10 +534,12 @@ def test_every_optimizer_moves_as_on_the_cpu() -> None:
         torch.testing.assert_close(mine, other)
 
 
+@pytest.mark.slow
 def test_generation_chooses_the_cpus_tokens() -> None:
     assert torch.equal(on_pretended(chosen, THERE), chosen(CPU))
 
 
+@pytest.mark.slow
 def test_dropout_draws_by_the_devices_generator_keyed_for_each_step() -> None:
     first, second, again = on_pretended(dropped, THERE)
     assert torch.equal(first, again) and not torch.equal(first, second)
@@ -566,6 +570,7 @@ def mutated(change: Change, work: Work) -> str:
     return "nothing was seen"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_tensor_made_on_the_host_is_seen(mutant: str) -> None:
     assert "aten::" in on_pretended(mutated, *MUTANTS[mutant])

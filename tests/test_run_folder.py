@@ -56,6 +56,7 @@ def spelled(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_other_module_spells_a_name_of_a_runs_folder() -> None:
     others = set(PACKAGE.rglob("*.py")) - {PACKAGE / "run_folder.py"}
     assert len(others) > 200

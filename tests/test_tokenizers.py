@@ -27,6 +27,7 @@ from dpft.tokenizers import (
     train_pieces,
     words_of,
 )
+from tests.slowness import slow_but
 
 STEP = Fraction(RESOLUTION)
 LOOSE = Caps(words=256, l2=1e6, linf=1e6)
@@ -69,6 +70,7 @@ WORDS = st.lists(st.sampled_from("abcdefgh"), max_size=30)
 CAPS = st.builds(Caps, words=st.integers(1, 12), l2=st.floats(0.1, 6), linf=st.floats(0.1, 4))
 
 
+@pytest.mark.slow
 @given(words=WORDS, caps=CAPS)
 def test_no_unit_adds_more_than_its_caps(words: list[str], caps: Caps) -> None:
     added = np.array([*bounded_counts(words, caps).values()], np.float64) * RESOLUTION
@@ -77,6 +79,7 @@ def test_no_unit_adds_more_than_its_caps(words: list[str], caps: Caps) -> None:
     assert (added <= caps.linf).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     texts=st.lists(WORDS.map(" ".join), min_size=1, max_size=6),
@@ -164,7 +167,8 @@ def histogram(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("algorithm", ["unigram", "bpe"])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", slow_but(["unigram"], ["unigram", "bpe"]))
 def test_pieces_are_made_without_the_corpus_and_cover_its_characters(
     histogram: Path, algorithm: str, tmp_path: Path
 ) -> None:
@@ -176,6 +180,7 @@ def test_pieces_are_made_without_the_corpus_and_cover_its_characters(
     assert os.listdir(histogram.parent) == ["histogram.tsv"]
 
 
+@pytest.mark.slow
 def test_equal_histograms_give_equal_pieces(histogram: Path, tmp_path: Path) -> None:
     first, again = (
         train_pieces(histogram, tmp_path / "out", vocab_size=16, algorithm="unigram")
@@ -184,6 +189,7 @@ def test_equal_histograms_give_equal_pieces(histogram: Path, tmp_path: Path) -> 
     assert first == again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("vocab_size", "message"), [(5000, "must be at most"), (3, "must be at least")]
 )
@@ -197,6 +203,7 @@ def test_what_the_words_do_not_allow_is_refused_with_a_number(
     assert len(made) == allowed
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_comma_in_its_name_is_one_folder(histogram: Path, tmp_path: Path) -> None:
     folder = tmp_path / "eps=1,vocab=16"
     folder.mkdir()
@@ -205,6 +212,7 @@ def test_a_folder_with_a_comma_in_its_name_is_one_folder(histogram: Path, tmp_pa
     assert len(made) == 16
 
 
+@pytest.mark.slow
 def test_the_pieces_of_char_are_the_most_frequent_characters_and_no_more(
     histogram: Path, tmp_path: Path
 ) -> None:

@@ -3,7 +3,7 @@
     python -m docs.tools.rooms        # writes docs/assets/rooms.svg
 
 A room stands one row below the lowest that imports it, so every arrow points down. The picture
-follows from the imports alone; ``tests/docs/test_rooms_picture.py`` holds it against them.
+follows from the imports alone; ``tests/hygiene/test_rooms_picture.py`` holds it against them.
 """
 
 import ast

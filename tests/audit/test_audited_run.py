@@ -25,6 +25,8 @@ from dpft.errors import InputError, StateError
 from tests.audit.conftest import RECORDS
 from tests.stories.tiny import TEST, TRAIN, Workspace
 
+pytestmark = pytest.mark.slow
+
 
 def read(run: str, **changes: Any) -> tuple[TrainConfig, RunRecords | str, Unseen | str]:
     config = saved_run(run).replace(**changes)

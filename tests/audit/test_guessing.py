@@ -37,6 +37,7 @@ from tests.audit.known_mechanisms import (
 from tests.slowness import slow, slow_but
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("eps", "delta"), [(0.5, 0.0), *slow((1.0, 1e-5), (3.0, 1e-5))])
 def test_the_bound_of_randomized_response_is_above_its_epsilon_in_at_most_one_of_twenty(eps, delta):
     bounds = [
@@ -46,6 +47,7 @@ def test_the_bound_of_randomized_response_is_above_its_epsilon_in_at_most_one_of
     assert sum(bound > eps for bound in bounds) <= MOST_WRONG
 
 
+@pytest.mark.slow
 def test_each_number_of_guesses_is_valid_by_itself_and_barely():
     wrong = np.zeros(10)
     for scores, included in runs(randomized_response, 1.0, 200):
@@ -56,6 +58,7 @@ def test_each_number_of_guesses_is_valid_by_itself_and_barely():
     assert wrong.max() > 20, "the test is that of the binomial, which is exact up to its steps"
 
 
+@pytest.mark.slow
 def test_a_gaussian_mechanism_of_mu_1_is_bounded_above_1_43():
     # epsilon 4.38 at delta 1e-5 (Dong et al. 2019, Corollary 2.13)
     bounds = [
@@ -136,6 +139,7 @@ def test_equal_scores_count_as_guessed_wrong_wherever_they_can_be():
     assert correct_guesses(np.zeros(4), included, guessed_in=3, guessed_out=0) == 1
 
 
+@pytest.mark.slow
 def test_a_tie_never_shows_more_than_any_blind_way_of_breaking_it():
     rng = np.random.default_rng(4)
     for _ in range(50):
@@ -205,7 +209,8 @@ def test_the_largest_bound_is_that_of_all_canaries_guessed_right(canaries, one, 
     assert largest_epsilon_lower(canaries, delta=1e-5, choices=10) == pytest.approx(ten, abs=0.006)
 
 
-@pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-3])
+@pytest.mark.slow
+@pytest.mark.parametrize("delta", slow_but([1e-3], [0.0, 1e-5, 1e-3]))
 def test_no_number_of_right_guesses_shows_more_than_the_largest_bound(delta):
     bounds = [
         epsilon_lower_bound(Outcome(canaries=300, guesses=guesses, correct=guesses), delta=delta)
@@ -326,8 +331,11 @@ def largest_chance(mu, canaries, guesses, correct):
     return -found.fun
 
 
-@pytest.mark.parametrize(("canaries", "guesses"), [(12, 12), (30, 8)])
-@pytest.mark.parametrize("mu", [0.5, 1.5])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mu", "canaries", "guesses"),
+    slow_but([(1.5, 30, 8)], [(mu, *many) for mu in (0.5, 1.5) for many in ((12, 12), (30, 8))]),
+)
 def test_the_p_value_is_the_largest_chance_that_the_inequality_allows(canaries, guesses, mu):
     for correct in range(guesses // 2, guesses + 1):
         found = p_value(
@@ -337,7 +345,8 @@ def test_the_p_value_is_the_largest_chance_that_the_inequality_allows(canaries, 
         assert found == pytest.approx(expected, rel=2e-3, abs=1e-6)
 
 
-@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("mu", slow_but([1.0], [0.3, 1.0, 3.0]))
 def test_canaries_in_directions_of_their_own_stay_within_the_p_value(mu):
     # each is guessed right with a chance of Phi(mu / 2), independently
     for correct in range(101):
@@ -379,6 +388,7 @@ def test_mu_is_the_largest_that_is_contradicted():
     assert eps > epsilon_lower_bound(outcome, delta=1e-5)
 
 
+@pytest.mark.slow
 def test_mu_grows_with_right_guesses_and_falls_with_confidence():
     def mu(correct=180, confidence=0.95):
         outcome = Outcome(canaries=500, guesses=200, correct=correct)
@@ -392,8 +402,9 @@ def test_mu_grows_with_right_guesses_and_falls_with_confidence():
         assert ascending[0] < ascending[-1]
 
 
-@pytest.mark.parametrize("guesses", [30, 100])
-@pytest.mark.parametrize("eps", [0.5, 2.0])
+@pytest.mark.parametrize(
+    ("eps", "guesses"), slow_but([(2.0, 30)], [(eps, n) for eps in (0.5, 2.0) for n in (30, 100)])
+)
 def test_the_lowest_curve_of_an_epsilon_covers_randomized_response(guesses, eps):
     curve = ApproximateTradeOff(epsilon=eps)
     for correct in range(guesses + 1):
@@ -405,7 +416,8 @@ def test_the_lowest_curve_of_an_epsilon_covers_randomized_response(guesses, eps)
 PLANNED = GaussianTradeOff(1.0)
 
 
-@pytest.mark.parametrize("mu", slow_but([2.0], [0.5, 2.0]))
+@pytest.mark.slow
+@pytest.mark.parametrize("mu", [0.5, 2.0])
 def test_a_gaussians_epsilon_is_exceeded_in_at_most_one_of_twenty(mu):
     eps = gaussian_epsilon(mu, 1e-5)
     above = sum(
@@ -415,6 +427,7 @@ def test_a_gaussians_epsilon_is_exceeded_in_at_most_one_of_twenty(mu):
     assert above <= MOST_WRONG
 
 
+@pytest.mark.slow
 def test_randomized_responses_epsilon_is_exceeded_by_its_own_curve_in_at_most_one_of_twenty():
     above = 0
     found: dict[object, float] = {}
@@ -426,6 +439,7 @@ def test_randomized_responses_epsilon_is_exceeded_by_its_own_curve_in_at_most_on
     assert above <= MOST_WRONG
 
 
+@pytest.mark.slow
 def test_a_gaussian_mechanism_of_mu_1_is_bounded_above_1_43_by_its_curve():
     bounds = [
         best_lower_bound(scores, included, delta=1e-5, gaussian=True)
@@ -439,12 +453,8 @@ def test_a_gaussian_mechanism_of_mu_1_is_bounded_above_1_43_by_its_curve():
         assert bound.epsilon_lower < bound.largest_epsilon_lower
 
 
-@pytest.mark.parametrize(
-    "find",
-    slow_but(
-        [find_contradiction_independent], [find_contradiction, find_contradiction_independent]
-    ),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("find", [find_contradiction, find_contradiction_independent])
 def test_the_planned_mechanism_is_contradicted_in_at_most_one_of_twenty(find):
     found = [
         find(scores, included, PLANNED).contradicted
@@ -493,6 +503,7 @@ def test_a_common_chance_is_why_independence_is_assumed():
     assert independent > RUNS * 0.03
 
 
+@pytest.mark.slow
 def test_a_doubled_rate_is_found_against_the_curve_of_the_plan():
     plan = SampledGaussian(noise_multiplier=1.0, sample_rate=0.05, steps=100, delta=1e-5)
     doubled = SampledGaussian(noise_multiplier=1.0, sample_rate=0.1, steps=100, delta=1e-5)

@@ -114,6 +114,7 @@ def audited(workspace: Workspace, run: str, *words: str) -> Outcome:
     return workspace.run("audit", f"run={run}", "audit=membership", "output=json", *words)
 
 
+@pytest.mark.slow
 def test_members_and_others_are_told_beside_what_the_mechanism_allows(
     texts_runs: Workspace,
 ) -> None:
@@ -132,6 +133,7 @@ def test_members_and_others_are_told_beside_what_the_mechanism_allows(
         assert rate["lower"] <= rate["rate"] <= rate["upper"]
 
 
+@pytest.mark.slow
 def test_it_is_the_owners_alone(texts_runs: Workspace) -> None:
     before = {path for path in texts_runs.root.rglob("*") if "private" not in path.parts}
     privacy = (texts_runs.root / "held/privacy.json").read_bytes()
@@ -148,6 +150,7 @@ def found(workspace: Workspace, run: str) -> str:
     return html.unescape((workspace.root / run / "private/audit/membership.html").read_text())
 
 
+@pytest.mark.slow
 def test_epsilon_of_units_bounds_no_attack_on_a_record(texts_runs: Workspace) -> None:
     done = texts_runs.run("audit", "run=owners", "audit=membership", "audit.limit=5")
     assert done.code == 0, done.err
@@ -156,6 +159,7 @@ def test_epsilon_of_units_bounds_no_attack_on_a_record(texts_runs: Workspace) ->
     assert "The unit of privacy is not a record" in page
 
 
+@pytest.mark.slow
 def test_without_the_private_folder_nothing_bounds_the_attack_and_that_is_said(
     texts_runs: Workspace,
 ) -> None:
@@ -193,6 +197,7 @@ def test_an_attack_on_what_is_remembered_finds_it_and_on_nothing_finds_nothing()
     assert all(0.4 < curve.auc < 0.6 for curve in nothing.values())
 
 
+@pytest.mark.slow
 def test_no_records_but_those_trained_on_is_refused(texts_runs: Workspace) -> None:
     path = texts_runs.root / "data/test.jsonl"
     aside = path.rename(path.with_name("aside"))
@@ -202,6 +207,7 @@ def test_no_records_but_those_trained_on_is_refused(texts_runs: Workspace) -> No
     assert "needs records that were not trained on, and" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["audit.limit=0", "audit.batch_size=0"])
 def test_numbers_that_ask_for_nothing_are_refused(texts_runs: Workspace, word: str) -> None:
     done = audited(texts_runs, "held", word)

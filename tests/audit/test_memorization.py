@@ -42,7 +42,6 @@ from dpft.tasks.base import Example
 from dpft.tokenizers import save_tokenizer
 from dpft.training.training_config import DeviceConfig
 from tests.models import small
-from tests.slowness import slow_but
 from tests.stories.tiny import Workspace, make_workspace
 
 TOKENS = st.lists(st.integers(0, 3), max_size=6).map(tuple)
@@ -82,6 +81,7 @@ def test_of_a_row_with_several_spans_all_must_be_filled_and_each_counts_by_its_t
     assert scores.mean_continuation_tokens == (6 + 3) / 2
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(TOKENS.filter(bool), TOKENS), min_size=1, max_size=6))
 @settings(max_examples=60, deadline=None)
 def test_a_match_has_all_its_tokens_and_no_distance(pairs: list[tuple[tuple, tuple]]) -> None:
@@ -348,6 +348,7 @@ def audited(run: str, **options: Any) -> MemorizationAudit:
     return record
 
 
+@pytest.mark.slow
 def test_scores_of_every_set_are_written_for_the_owner_alone(texts_runs: Workspace) -> None:
     result = audited("pairs", limit=5)
     path = texts_runs.root / "pairs/private/audit/memorization.json"
@@ -361,18 +362,21 @@ def test_scores_of_every_set_are_written_for_the_owner_alone(texts_runs: Workspa
     assert "private: it is about the training records" in str(result.parts()[-1])
 
 
+@pytest.mark.slow
 def test_nothing_of_it_is_public(texts_runs: Workspace) -> None:
     before = {path for path in texts_runs.root.rglob("*") if "private" not in path.parts}
     audited("held", limit=3)
     assert {path for path in texts_runs.root.rglob("*") if "private" not in path.parts} == before
 
 
+@pytest.mark.slow
 def test_held_out_records_are_the_control(texts_runs: Workspace) -> None:
     result = audited("held", limit=4)
     assert result.scores["valid_unique"].records == 4
     assert "train_unique" in result.scores
 
 
+@pytest.mark.slow
 def test_sets_that_are_not_there_are_named(texts_runs: Workspace) -> None:
     (texts_runs.root / "data/test.jsonl").unlink()
     result = audited("pairs", limit=2)
@@ -381,6 +385,7 @@ def test_sets_that_are_not_there_are_named(texts_runs: Workspace) -> None:
     assert any(str(part).startswith("valid_in_train is not there:") for part in result.parts())
 
 
+@pytest.mark.slow
 def test_a_run_whose_private_folder_is_gone_says_what_can_still_be_done(
     texts_runs: Workspace,
 ) -> None:
@@ -466,7 +471,8 @@ def save_model(kind: str, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-@pytest.mark.parametrize("objective", slow_but(["span_corruption"], CORPORA))
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", CORPORA)
 def test_a_run_of_every_objective_is_audited_on_the_rows_that_it_was_trained_on(
     corpora: Workspace, monkeypatch: pytest.MonkeyPatch, objective: str
 ) -> None:
@@ -483,7 +489,8 @@ def test_a_run_of_every_objective_is_audited_on_the_rows_that_it_was_trained_on(
     assert result.scores["valid_unique"].records > 0
 
 
-@pytest.mark.parametrize("objective", slow_but(["span_corruption"], CORPORA))
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", CORPORA)
 def test_other_texts_than_those_trained_on_are_seen_of_a_corpus_in_chunks(
     corpora: Workspace, monkeypatch: pytest.MonkeyPatch, objective: str
 ) -> None:
@@ -503,6 +510,7 @@ def test_other_texts_than_those_trained_on_are_seen_of_a_corpus_in_chunks(
         path.write_text(before)
 
 
+@pytest.mark.slow
 def test_what_follows_a_prefix_is_asked_of_a_model_of_hidden_spans_too(
     corpora: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,9 +521,10 @@ def test_what_follows_a_prefix_is_asked_of_a_model_of_hidden_spans_too(
     assert result.hidden == "continuation"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "hidden"),
-    slow_but([("prefix_lm", "spans")], [("prefix_lm", "spans"), ("mlm", "continuation")]),
+    [("prefix_lm", "spans"), ("mlm", "continuation")],
 )
 def test_what_an_objective_does_not_hide_is_not_asked_for(
     corpora: Workspace, monkeypatch: pytest.MonkeyPatch, objective: str, hidden: str

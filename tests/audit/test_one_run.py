@@ -40,6 +40,7 @@ def view(name: str, scores: np.ndarray, *, independent: bool = False) -> View:
     return View(name=name, threat_model=name, scores=scores.tolist(), independent=independent)
 
 
+@pytest.mark.slow
 def test_the_verdict_of_any_view_comes_with_that_views_p_value() -> None:
     """The lower bound may be another view's, whose p says nothing of the verdict."""
     # seven in ten are right: impossible under mu = 0.1

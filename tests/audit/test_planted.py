@@ -6,6 +6,7 @@ from dpft.errors import InputError
 from tests.audit import planted
 from tests.privacy.clipping.models import SYNTHETIC, gpt2, losses_of, records
 from tests.privacy.clipping.oracle import Clipped, clipped, total_norm, unit_gradients
+from tests.slowness import slow_but
 
 NORM = 0.5
 BATCH = records()
@@ -16,6 +17,7 @@ def clipped_sum() -> Clipped:
     return clipped(gpt2(), losses_of, [BATCH], NORM, synthetic=SYNTHETIC, engine="book_keeping")
 
 
+@pytest.mark.slow
 def test_without_clipping_the_sum_is_that_of_whole_gradients() -> None:
     with planted.clipping_off():
         got = clipped_sum()
@@ -26,7 +28,8 @@ def test_without_clipping_the_sum_is_that_of_whole_gradients() -> None:
     assert total_norm(apart) < 1e-5 * total_norm(whole)
 
 
-@pytest.mark.parametrize("bug", TIED)
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", slow_but(TIED[:1], TIED))
 def test_wrong_norms_of_a_tied_weight_are_too_small(bug) -> None:
     norms = unit_gradients(gpt2(), losses_of, BATCH).norms
     with bug(), planted.checks_off():

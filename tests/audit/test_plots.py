@@ -39,6 +39,7 @@ def drawn():
     return figures()
 
 
+@pytest.mark.slow
 def test_a_figure_is_the_same_bytes_each_time_and_names_no_address(drawn):
     assert drawn == figures()
     for figure in drawn.values():
@@ -46,6 +47,7 @@ def test_a_figure_is_the_same_bytes_each_time_and_names_no_address(drawn):
         assert "<script" not in figure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -59,6 +61,7 @@ def test_a_figure_says_what_its_lines_are(drawn, name, said):
     assert said <= set(words(drawn[name]))
 
 
+@pytest.mark.slow
 def test_what_is_not_known_is_not_drawn():
     curve = roc_curve(SCORES, INCLUDED)
     assert "planned mechanism" not in words(trade_off_plot(curve))

@@ -69,6 +69,7 @@ def share_test_split() -> None:
     path.write_text(path.read_text().replace("split_is_public: null", "split_is_public: true"))
 
 
+@pytest.mark.slow
 def test_each_page_is_where_it_may_be(new: Path) -> None:
     result = audited("pairs", new)
     private, released = Path("pairs", PRIVATE_PAGE), Path("pairs", RELEASED_PAGE)
@@ -87,6 +88,7 @@ def test_each_page_is_where_it_may_be(new: Path) -> None:
     assert len(words) > 5 and "_" not in str(words), "words, no keys"
 
 
+@pytest.mark.slow
 def test_the_released_page_is_the_same_whatever_the_private_records_are(new: Path) -> None:
     """Other training records, other held-out ones, and none of either: the same bytes."""
     share_test_split()
@@ -110,6 +112,7 @@ def test_the_released_page_is_the_same_whatever_the_private_records_are(new: Pat
     assert len(set(private)) == 2
 
 
+@pytest.mark.slow
 def test_a_private_test_split_is_not_on_the_released_page(new: Path) -> None:
     audited("pairs", new)
     before = Path("pairs", RELEASED_PAGE).read_bytes()
@@ -119,6 +122,7 @@ def test_a_private_test_split_is_not_on_the_released_page(new: Path) -> None:
     assert b"other records" not in before
 
 
+@pytest.mark.slow
 def test_no_text_stands_on_a_page(new: Path) -> None:
     write_rows(new, [*TEXTS, (f"name[{MARKER}]", f"{MARKER} is a pub.")])
     share_test_split()
@@ -127,6 +131,7 @@ def test_no_text_stands_on_a_page(new: Path) -> None:
     assert MARKER not in Path("pairs", RELEASED_PAGE).read_text()
 
 
+@pytest.mark.slow
 def test_a_copied_training_record_is_found(new: Path) -> None:
     write_rows(new, [*TEXTS, ("name[x]", f"{MARKER} is a pub.")])
     copies = table(audited("pairs", new), "Copies of single records")
@@ -134,6 +139,7 @@ def test_a_copied_training_record_is_found(new: Path) -> None:
     assert training == pytest.approx(100 / copies.rows["records compared"][0]) and others == 0
 
 
+@pytest.mark.slow
 def test_canaries_are_looked_for(new: Path) -> None:
     path = private_audit_path(Path("pairs"), CANARIES)
     canary = {"kind": "coin", "read": [], "learned": [], "number": 0, "copies": 1, "unit": "c"}
@@ -144,6 +150,7 @@ def test_canaries_are_looked_for(new: Path) -> None:
     assert "anar" not in Path("pairs", RELEASED_PAGE).read_text()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_released_takes_an_old_page_away(new: Path) -> None:
     audited("pairs", new)
     assert Path("pairs", RELEASED_PAGE).exists()
@@ -154,6 +161,7 @@ def test_what_cannot_be_released_takes_an_old_page_away(new: Path) -> None:
     assert len(result.files) == 1
 
 
+@pytest.mark.slow
 def test_without_its_private_folder_a_run_has_the_synthetic_text_alone(
     texts_runs: Workspace,
 ) -> None:
@@ -167,7 +175,7 @@ def test_without_its_private_folder_a_run_has_the_synthetic_text_alone(
     assert "The texts" in Path("held", RELEASED_PAGE).read_text()
 
 
-def test_what_is_asked_must_make_sense(new: Path) -> None:
+def test_what_is_asked_must_make_sense() -> None:
     with pytest.raises(ValueError, match="limit"):
         SyntheticConfig(limit=0)
 

@@ -33,7 +33,8 @@ def steps(noise_multiplier=1.0, sample_rate=1.0, count=1):
     )
 
 
-@pytest.mark.parametrize("noise_multiplier", [0.5, *slow((1.0,), (10.0,))])
+@pytest.mark.slow
+@pytest.mark.parametrize("noise_multiplier", [0.5, 1.0, 10.0])
 def test_one_unsampled_step_has_the_gaussian_curve_from_below(noise_multiplier):
     found = mechanism_trade_off(steps(noise_multiplier))(ALPHAS)
     exact = GaussianTradeOff(1 / noise_multiplier)(ALPHAS)
@@ -41,6 +42,7 @@ def test_one_unsampled_step_has_the_gaussian_curve_from_below(noise_multiplier):
     assert np.max(exact - found) < 2e-6
 
 
+@pytest.mark.slow
 def test_unsampled_steps_compose_to_one_gaussian():
     # Dong et al. 2019, Corollary 3.3: k steps of mu are one of sqrt(k) mu
     found = mechanism_trade_off(steps(4.0, count=16))(ALPHAS)
@@ -49,6 +51,7 @@ def test_unsampled_steps_compose_to_one_gaussian():
     assert np.max(exact - found) < 1e-4
 
 
+@pytest.mark.slow
 def test_parts_are_composed_in_one_curve():
     parts = Composition(parts=(steps(4.0, count=8), steps(2.0, count=2)))
     # 8 / 16 + 2 / 4 = 1
@@ -56,7 +59,8 @@ def test_parts_are_composed_in_one_curve():
     assert np.max(np.abs(exact - mechanism_trade_off(parts)(ALPHAS))) < 1e-4
 
 
-@pytest.mark.parametrize("sample_rate", [0.01, 0.5])
+@pytest.mark.slow
+@pytest.mark.parametrize("sample_rate", [0.01, *slow((0.5,))])
 def test_a_sampled_step_has_the_lower_of_both_directions(sample_rate):
     # With the record: N(1, 1) at the sample rate, else N(0, 1); without it: N(0, 1). The
     # likelihood ratio grows with the output, so tests by thresholds are the best there are.
@@ -74,6 +78,7 @@ def test_a_sampled_step_has_the_lower_of_both_directions(sample_rate):
     assert np.max(missed[steep] - found(alarms[steep])) < 1e-4
 
 
+@pytest.mark.slow
 def test_the_tangent_of_a_runs_epsilon_and_delta_touches_its_curve():
     mechanism = SampledGaussian(noise_multiplier=1.0747, steps=410, **E2E)
     slope = math.exp(pld.epsilon(mechanism).upper)
@@ -89,8 +94,8 @@ def test_the_tangent_of_a_runs_epsilon_and_delta_touches_its_curve():
         GaussianTradeOff(4.0),
         ApproximateTradeOff(epsilon=1.0, delta=0.01),
         ApproximateTradeOff(epsilon=0.0),
-        SampledGaussian(noise_multiplier=0.7, steps=100, **E2E),
         steps(20.0),
+        *slow((SampledGaussian(noise_multiplier=0.7, steps=100, **E2E),)),
     ],
     ids=lambda curve: type(curve).__name__,
 )

@@ -13,6 +13,7 @@ from benchmarks.workload import (
     make_model,
     synthetic_batches,
 )
+from tests.slowness import slow_but
 
 TINY = Workload(engine="ordinary", shape="small_gpt2", batch_size=1, length=4, threads=1)
 FOUND = Comparison(
@@ -62,6 +63,7 @@ def test_an_unknown_row_is_rejected(capsys):
     assert "got 'fulll'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_checkpointed_workload_recomputes_activations():
     model = make_model(replace(TINY, checkpointing=True))
     assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
@@ -77,12 +79,14 @@ def test_a_workload_has_a_loss_of_each_row(shape):
     assert sizes == [len(lengths) for lengths in SYNTHETIC_LENGTHS]
 
 
+@pytest.mark.slow
 def test_synthetic_rows_have_labels_within_their_own_lengths():
     first, _ = synthetic_batches(TINY, make_model(TINY))
     assert (first["labels"] >= 0).sum(1).tolist() == [n - 1 for n in SYNTHETIC_LENGTHS[0]]
 
 
-@pytest.mark.parametrize("method", ["full", "lora", "bitfit"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", slow_but(["lora"], ["full", "lora", "bitfit"]))
 def test_a_workload_trains_what_its_method_says(method):
     workload = replace(TINY, method=method, batch_size=2)
     model = make_model(workload)

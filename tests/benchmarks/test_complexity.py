@@ -1,4 +1,7 @@
+from functools import cache
+
 import pytest
+from torch import nn
 
 from benchmarks import complexity
 from benchmarks.complexity import EXAMPLES, ROWS, Measurement
@@ -31,10 +34,14 @@ def test_a_table_line_holds_time_memory_and_operations_beside_the_formula():
     )
 
 
+@cache
+def model_of(method: str) -> nn.Module:
+    return make_model(Workload(engine="ordinary", shape="small_gpt2", method=method))
+
+
 def formula(name: str, length: int) -> int:
     row = ROWS[name]
-    workload = Workload(engine="ordinary", shape="small_gpt2", method=row.method)
-    return row.formula(make_model(workload), length)
+    return row.formula(model_of(row.method), length)
 
 
 def test_the_formulas_of_the_table_are_the_papers():

@@ -1,3 +1,4 @@
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -6,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.counts import counting, counts_of
 
 
+@pytest.mark.slow
 def test_products_are_those_that_torch_counts():
     layers = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
     inputs = torch.randn(3, 7, 6)
@@ -16,6 +18,7 @@ def test_products_are_those_that_torch_counts():
     assert counts.products == torchs.get_total_flops() == 2 * 3 * 7 * (2 * 6 * 5 + 3 * 5 * 4)
 
 
+@pytest.mark.slow
 def test_attention_on_a_processor_is_counted():
     query = torch.randn(2, 3, 8, 4, requires_grad=True)
     with counting() as counts:
@@ -34,6 +37,7 @@ def test_other_operations_count_what_they_read_and_write_and_views_nothing():
     assert counts.products == counts.passes == 0
 
 
+@pytest.mark.slow
 def test_what_autograd_keeps_is_there_until_it_lets_go():
     numbers = torch.ones(10, requires_grad=True)
     with counting() as counts:
@@ -44,6 +48,7 @@ def test_what_autograd_keeps_is_there_until_it_lets_go():
     assert 2 * 40 <= counts.peak_bytes <= 4 * 40 + 2 * 4
 
 
+@pytest.mark.slow
 def test_what_was_there_before_and_what_is_changed_in_place_is_not_counted_as_made():
     before = torch.ones(10)
     with counting() as counts:

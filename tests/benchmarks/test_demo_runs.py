@@ -33,6 +33,7 @@ def test_other_texts_do_not(text: str) -> None:
     assert not loops(text)
 
 
+@pytest.mark.slow
 def test_the_demo_writes_no_three_tokens_twice_and_ends_on_small_steps() -> None:
     config: Any = loaded("train", ["experiment=demo"])
     assert config.decode.no_repeat_ngram_size == 3

@@ -18,6 +18,7 @@ def test_a_table_line_holds_median_quartiles_seconds_positions_and_the_number_of
     assert line == "| texts | 1.500 (1.250 to 1.750) | 1.10 | 3.00 / 2.00 | 1,200 / 3,000 | 3 |"
 
 
+@pytest.mark.slow
 def test_what_is_timed_writes_the_same_texts_and_reads_each_prompt_once(subject: Subject) -> None:
     found = evaluation.texts(subject)
     assert all(found)
@@ -30,6 +31,7 @@ def test_what_is_timed_writes_the_same_texts_and_reads_each_prompt_once(subject:
     assert timings.positions[1] - timings.positions[0] == copies
 
 
+@pytest.mark.slow
 def test_what_is_timed_gives_the_same_likelihood_of_the_same_positions(subject: Subject) -> None:
     ours, plain = evaluation.likelihood(subject), evaluation.plain_likelihood(subject)
     assert ours == pytest.approx(plain, rel=1e-6)

@@ -5,14 +5,12 @@ import pytest
 
 from benchmarks import glue_table
 from tests.config.test_conf import loaded
-from tests.slowness import slow_but
 
 OPTIONS = argparse.Namespace(model="M", data="D", runs=Path("R"))
 
 
-@pytest.mark.parametrize(
-    "method", slow_but([*glue_table.LEARNING_RATES][:1], glue_table.LEARNING_RATES)
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", glue_table.LEARNING_RATES)
 @pytest.mark.parametrize("privacy", glue_table.PRIVACY)
 def test_every_run_composes_with_its_own_learning_rate(method: str, privacy: str) -> None:
     config = loaded("train", glue_table.overrides(method, privacy, OPTIONS))

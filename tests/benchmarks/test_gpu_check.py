@@ -51,6 +51,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return check
 
 
+@pytest.mark.slow
 def test_lines_fail_by_themselves_and_the_others_go_on(checked, capsys):
     begun = time.monotonic()
     code, page = checked("--together", "2")
@@ -72,6 +73,7 @@ def test_lines_fail_by_themselves_and_the_others_go_on(checked, capsys):
     assert "5 lines in" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_holds_ends_well_and_what_has_no_time_left_fails(checked):
     assert checked("--only", "good,measured")[0] == 0
     code, page = checked("--only", "good", "--seconds", "1")
@@ -97,6 +99,7 @@ def few(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gpu_exactness, "ENGINE_NAMES", ())
 
 
+@pytest.mark.slow
 def test_exactness_holds_and_compares_something(few):
     verdict = exactness(QUICK, shape="gpt2")
     assert verdict.holds and set(verdict.numbers) == {
@@ -126,6 +129,7 @@ def test_ways_that_are_all_refused_are_no_exactness(few, monkeypatch: pytest.Mon
     assert exactness(QUICK, shape="gpt2").holds is False
 
 
+@pytest.mark.slow
 def test_a_share_beyond_the_norm_fails(monkeypatch: pytest.MonkeyPatch):
     own = gpu_exactness.clipped_by_dpft
 
@@ -136,6 +140,7 @@ def test_a_share_beyond_the_norm_fails(monkeypatch: pytest.MonkeyPatch):
     assert tails(QUICK, precision="bf16").holds is False
 
 
+@pytest.mark.slow
 def test_noise_that_is_not_the_cpus_fails(monkeypatch: pytest.MonkeyPatch):
     assert noise_bits(QUICK).holds
     own = noise.BlockNoise._words

@@ -32,6 +32,7 @@ def test_an_empty_draw_is_measured_too():
     assert whole_runs.share_outside({"seconds": 2.0, "records": 0, "parts": {}}) == 1.0
 
 
+@pytest.mark.slow
 def test_the_runs_of_every_row_compose_and_differ_in_privacy(tmp_path):
     rows = whole_runs.rows(tmp_path)
     assert len(rows) == 2

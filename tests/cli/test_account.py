@@ -31,6 +31,7 @@ def test_noise_for_an_epsilon_is_printed_as_a_small_table(workspace: Workspace) 
     assert "steps               100\n" in outcome.out
 
 
+@pytest.mark.slow
 def test_json_output_is_one_object_under_the_keys_of_privacy_json(large_delta: Outcome) -> None:
     record = json.loads(large_delta.out)
     assert record["private"] is True and record["steps"] == 100
@@ -39,6 +40,7 @@ def test_json_output_is_one_object_under_the_keys_of_privacy_json(large_delta: O
     assert "calibration" not in record
 
 
+@pytest.mark.slow
 def test_a_delta_above_one_over_the_examples_is_warned_of_on_stderr_and_in_the_record(
     large_delta: Outcome,
 ) -> None:
@@ -47,6 +49,7 @@ def test_a_delta_above_one_over_the_examples_is_warned_of_on_stderr_and_in_the_r
     assert any("delta = 0.002" in warning for warning in json.loads(large_delta.out)["warnings"])
 
 
+@pytest.mark.slow
 def test_the_papers_delta_has_a_note_and_no_warning_unless_it_is_chosen(
     workspace: Workspace,
 ) -> None:
@@ -62,6 +65,7 @@ def test_the_papers_delta_has_a_note_and_no_warning_unless_it_is_chosen(
     assert "note: " not in chosen.out
 
 
+@pytest.mark.slow
 def test_noise_that_drowns_any_signal_is_warned_of_on_stderr_and_in_the_record(
     workspace: Workspace,
 ) -> None:
@@ -71,6 +75,7 @@ def test_noise_that_drowns_any_signal_is_warned_of_on_stderr_and_in_the_record(
     assert "the noise drowns any signal" in json.loads(outcome.out)["warnings"][-1]
 
 
+@pytest.mark.slow
 def test_a_sample_rate_needs_no_number_of_examples(workspace: Workspace) -> None:
     given = ("sample_rate=0.1", "steps=5", "delta=1e-5", "noise_multiplier=1", "accountant=rdp")
     outcome = workspace.run("account", *given, "output=json")
@@ -79,6 +84,7 @@ def test_a_sample_rate_needs_no_number_of_examples(workspace: Workspace) -> None
     assert not {"num_examples", "expected_batch_size"} & set(record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
@@ -121,6 +127,7 @@ def test_bad_input_is_refused_under_the_keys_of_this_subcommand(
     assert "privacy." not in sentence
 
 
+@pytest.mark.slow
 def test_an_epsilon_out_of_reach_is_refused_under_the_keys_of_this_subcommand(
     workspace: Workspace,
 ) -> None:
@@ -133,9 +140,11 @@ def test_an_epsilon_out_of_reach_is_refused_under_the_keys_of_this_subcommand(
 @pytest.mark.parametrize(
     ("given", "steps"),
     [
-        ({"num_examples": 42061, "expected_batch_size": 1024, "epochs": 10.0}, 410),
         ({"sample_rate": 0.1, "epochs": 3.0, "delta": 1e-5}, 30),
-        ({"num_examples": 10, "expected_batch_size": 10, "epochs": 0.1}, 1),
+        *slow(
+            ({"num_examples": 42061, "expected_batch_size": 1024, "epochs": 10.0}, 410),
+            ({"num_examples": 10, "expected_batch_size": 10, "epochs": 0.1}, 1),
+        ),
     ],
 )
 def test_steps_follow_from_epochs_by_the_one_formula(given: dict, steps: int) -> None:

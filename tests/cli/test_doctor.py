@@ -11,6 +11,7 @@ from dpft.commands.doctor import Check
 from tests.stories.tiny import Workspace
 
 
+@pytest.mark.slow
 def test_a_machine_that_runs_this_test_can_train_and_nothing_is_left(tmp_path: Path) -> None:
     outcome = Workspace(tmp_path).run("doctor")
     assert outcome.code == 0, outcome.err
@@ -20,12 +21,14 @@ def test_a_machine_that_runs_this_test_can_train_and_nothing_is_left(tmp_path: P
         assert any(what in line for line in outcome.out.splitlines()), what
 
 
+@pytest.mark.slow
 def test_json_output_is_one_object_and_tells_no_path_of_the_users_home(tmp_path: Path) -> None:
     outcome = Workspace(tmp_path).run("doctor", "output=json")
     assert json.loads(outcome.out)["can_train"] is True
     assert str(Path.home()) not in outcome.out and str(tmp_path) not in outcome.out
 
 
+@pytest.mark.slow
 def test_something_essential_that_is_missing_exits_with_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,6 +57,7 @@ def test_a_machine_without_the_large_libraries_is_described() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_unknown_output_is_refused(tmp_path: Path) -> None:
     refused = Workspace(tmp_path).refusal("doctor", "output=xml")
     assert 'output must be table | json, got "xml"' in refused

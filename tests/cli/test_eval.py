@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.slowness import slow
 from tests.stories.tiny import (
     EVALUATION,
     METRICS,
@@ -18,6 +17,8 @@ from tests.stories.tiny import (
     make_workspace,
     write_rows,
 )
+
+pytestmark = pytest.mark.slow
 
 RUN = "run=run"
 
@@ -100,7 +101,6 @@ def test_the_training_split_is_always_private_and_has_no_samples(workspace: Work
     assert not (folder / "samples.md").exists()
 
 
-@pytest.mark.slow
 def test_what_a_run_wrote_may_be_drawn_anew_by_another_strategy(workspace: Workspace) -> None:
     texts = {}
     for strategy in ("greedy", "nucleus"):
@@ -182,12 +182,10 @@ FITTING = [json.dumps({"input": mr, "prediction": "A."}) for mr in RECORDS]
             ["MR\toutput", f"{RECORDS[0]}\tA.\tB."],
             ["wide.tsv:2", "two columns", "got 3"],
         ),
-        *slow(
-            ("many.txt", ["A."] * 7, ["each distinct input", "got 7 lines"]),
-            ("few.jsonl", FITTING[:5], ["few.jsonl", "each distinct input", "none for some"]),
-            ("few.tsv", ["MR\toutput", f"{RECORDS[0]}\tA."], ["none for some"]),
-            ("other.tsv", ["MR\toutput", "name[Qzx]\tA."], ["other.tsv:2", "got another"]),
-        ),
+        ("many.txt", ["A."] * 7, ["each distinct input", "got 7 lines"]),
+        ("few.jsonl", FITTING[:5], ["few.jsonl", "each distinct input", "none for some"]),
+        ("few.tsv", ["MR\toutput", f"{RECORDS[0]}\tA."], ["none for some"]),
+        ("other.tsv", ["MR\toutput", "name[Qzx]\tA."], ["other.tsv:2", "got another"]),
     ],
 )
 def test_outputs_that_do_not_fit_the_split_are_refused_in_one_sentence_without_quoting(
@@ -212,18 +210,16 @@ def test_outputs_that_do_not_fit_the_split_are_refused_in_one_sentence_without_q
         ([RUN, "output=xml"], ['output must be table | json, got "xml"']),
         ([RUN, "decode.max_new_tokens=128"], ["decode.max_new_tokens", "128 positions"]),
         ([*SETTING, "predictions=none.txt"], ["predictions", "none.txt", "no such file"]),
-        *slow(
-            ([RUN, "model.path=model"], ["run and model.path", "both"]),
-            ([RUN, "eval.limit=0"], ["eval.limit must be at least 1", "got 0"]),
-            ([RUN, "task.metrics=[warp]"], ["task.metrics", "'warp'"]),
-            (
-                [RUN, "task.metrics=[rouge_l,rouge_score_l]"],
-                ["task.metrics", "one metric", "rouge_l"],
-            ),
-            ([RUN, "metrics.bleurt=x"], ["metrics.bleurt", "did you mean metrics.bleurt_model=x?"]),
-            ([*SETTING, "task.data_dir=none"], ["task.data_dir", "'none'"]),
-            ([*SETTING, "model.path=none"], ["model.path=none", "model=tiny"]),
+        ([RUN, "model.path=model"], ["run and model.path", "both"]),
+        ([RUN, "eval.limit=0"], ["eval.limit must be at least 1", "got 0"]),
+        ([RUN, "task.metrics=[warp]"], ["task.metrics", "'warp'"]),
+        (
+            [RUN, "task.metrics=[rouge_l,rouge_score_l]"],
+            ["task.metrics", "one metric", "rouge_l"],
         ),
+        ([RUN, "metrics.bleurt=x"], ["metrics.bleurt", "did you mean metrics.bleurt_model=x?"]),
+        ([*SETTING, "task.data_dir=none"], ["task.data_dir", "'none'"]),
+        ([*SETTING, "model.path=none"], ["model.path=none", "model=tiny"]),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from dpft.commands.ledger_account import saved_run
 from dpft.commands.task_model import trained_model_of_run
-from tests.slowness import slow, slow_but
 from tests.stories.tiny import TRAINING, Workspace, make_workspace
 
 QUICK = ("train.steps=1", "task.max_length=16", "eval.enabled=false")
@@ -28,7 +27,10 @@ RUNS = {
     "adapter": ("method=adapter", "method.bottleneck=4"),
     "rgp": ("method=rgp",),
 }
-pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +106,6 @@ def test_an_unmerged_lora_run_is_the_folder_that_peft_loads(workspace: Workspace
     assert torch.equal(logits(AutoPeftModelForCausalLM.from_pretrained(target)), logits(loaded))
 
 
-@pytest.mark.slow
 def test_an_exported_adapter_of_a_random_base_finds_the_base_beside_it(
     workspace: Workspace,
 ) -> None:
@@ -117,7 +118,7 @@ def test_an_exported_adapter_of_a_random_base_finds_the_base_beside_it(
     shutil.move("moved", "random")
 
 
-@pytest.mark.parametrize("run", slow_but(("lora",), ("lora", "random")))
+@pytest.mark.parametrize("run", ("lora", "random"))
 def test_an_adapters_files_name_no_path_that_the_user_did_not_give(
     workspace: Workspace, run: str
 ) -> None:
@@ -128,7 +129,7 @@ def test_an_adapters_files_name_no_path_that_the_user_did_not_give(
 
 
 @pytest.mark.parametrize("merge", ["true", "false"])
-@pytest.mark.parametrize("run", slow_but(("full",), ("full", "rgp")))
+@pytest.mark.parametrize("run", ("full", "rgp"))
 def test_a_run_that_trained_the_whole_model_is_handed_on_as_it_was_saved(
     workspace: Workspace, run: str, merge: str
 ) -> None:
@@ -157,7 +158,7 @@ def test_a_run_without_a_record_is_exported_with_a_warning(workspace: Workspace)
     assert "WARNING: unrecorded has no privacy.json" in outcome.err
 
 
-@pytest.mark.parametrize("run", slow_but(("adapter",), ("prefix", "adapter")))
+@pytest.mark.parametrize("run", ("prefix", "adapter"))
 def test_a_method_whose_weights_cannot_be_merged_is_refused(workspace: Workspace, run: str) -> None:
     trained(workspace, run)
     sentence = workspace.refusal("export", f"run={run}", "merge=true", "to=new/folder")
@@ -170,11 +171,9 @@ def test_a_method_whose_weights_cannot_be_merged_is_refused(workspace: Workspace
         (["run=nowhere"], ["run must be", "'nowhere'", "does not exist"]),
         (["run=full", "to=data"], ["to must be a new folder", "data, which exists"]),
         (["run=full", "merge=maybe"], ['merge must be bool, got "maybe"']),
-        *slow(
-            (["run=data"], ["'data'", "has no config.yaml"]),
-            ([], ["Missing required key run.", "Try: run="]),
-            (["run=full", "too=x"], ["unknown configuration key too; did you mean to=x?"]),
-        ),
+        (["run=data"], ["'data'", "has no config.yaml"]),
+        ([], ["Missing required key run.", "Try: run="]),
+        (["run=full", "too=x"], ["unknown configuration key too; did you mean to=x?"]),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(

@@ -11,8 +11,9 @@ from pyarrow import parquet
 
 from dpft.data.sources import load_examples
 from dpft.tasks.e2e import E2ETask
-from tests.slowness import slow
 from tests.stories.tiny import TRAINING, Workspace, make_workspace, write_rows
+
+pytestmark = pytest.mark.slow
 
 QUICK = ("train.steps=1", "eval.enabled=false")
 PRIVATE = (*TRAINING, "privacy.noise_multiplier=1", *QUICK)
@@ -116,7 +117,6 @@ def table(workspace: Workspace, file: str) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-@pytest.mark.slow
 def test_where_the_prompt_was_learned_whole_rows_come_from_nothing_in_any_format(
     workspace: Workspace,
 ) -> None:
@@ -163,15 +163,13 @@ def test_texts_of_which_none_is_a_row_are_kept_and_the_command_fails(workspace: 
         ([*PROMPTS, "to=prompts.jsonl"], ["to must be a new file", "prompts.jsonl exists"]),
         ([*PROMPTS, "decode.max_new_tokens=128"], ["decode.max_new_tokens", "128 positions"]),
         ([*PROMPTS, "model.path=model"], ["unknown configuration key model"]),
-        *slow(
-            (["prompts=prompts.jsonl"], ["Missing required key run.", "Try: run="]),
-            (["run=nowhere", "num=3"], ["run must be", "'nowhere'", "does not exist"]),
-            (["run=learned", "num=3", "retries=-1"], ["retries must be at least 0, got -1"]),
-            (["run=run", "num=0"], ["num must be at least 1, got 0"]),
-            (["run=run", "prompts=model"], ["prompts must end with .csv", "'model'"]),
-            ([*PROMPTS, "batch_size=0"], ["batch_size must be at least 1, got 0"]),
-            ([*PROMPTS, "decode.top_p=0"], ["decode.top_p must be above 0, got 0"]),
-        ),
+        (["prompts=prompts.jsonl"], ["Missing required key run.", "Try: run="]),
+        (["run=nowhere", "num=3"], ["run must be", "'nowhere'", "does not exist"]),
+        (["run=learned", "num=3", "retries=-1"], ["retries must be at least 0, got -1"]),
+        (["run=run", "num=0"], ["num must be at least 1, got 0"]),
+        (["run=run", "prompts=model"], ["prompts must end with .csv", "'model'"]),
+        ([*PROMPTS, "batch_size=0"], ["batch_size must be at least 1, got 0"]),
+        ([*PROMPTS, "decode.top_p=0"], ["decode.top_p must be above 0, got 0"]),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(

@@ -18,6 +18,7 @@ def files_left() -> list[str]:
     return sorted(str(path) for path in Path().rglob("*"))
 
 
+@pytest.mark.slow
 def test_overrides_reach_the_subcommand_as_models(
     fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -25,10 +26,12 @@ def test_overrides_reach_the_subcommand_as_models(
     assert json.loads(capsys.readouterr().out) == {"eps": 3.0, "name": "lora"}
 
 
+@pytest.mark.slow
 def test_a_number_in_scientific_notation_is_a_number(fake: SimpleNamespace) -> None:
     assert main(["fake", "privacy.eps=3", "privacy.delta=1e-5"]) == 0
 
 
+@pytest.mark.slow
 def test_a_failing_job_does_not_stop_its_sweep_and_the_worst_code_is_returned(
     fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,6 +49,7 @@ def test_flags_may_stand_anywhere_among_the_overrides(
     assert [json.loads(line)["name"] for line in lines] == ["full", "lora"]
 
 
+@pytest.mark.slow
 def test_log_lines_go_to_stderr_and_into_no_file(
     fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,6 +72,7 @@ def test_a_subcommand_without_a_folder_leaves_none(
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_cfg_job_prints_the_composition_and_runs_nothing(
     fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +81,7 @@ def test_cfg_job_prints_the_composition_and_runs_nothing(
     assert files_left() == []
 
 
+@pytest.mark.slow
 def test_help_of_a_subcommand_lists_groups_and_keys(
     fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,7 +96,7 @@ def test_help_of_a_subcommand_lists_groups_and_keys(
 LONG = ("train", "tune", "plan", "eval", "generate", "audit", "tokenizer")
 
 
-@pytest.mark.parametrize("name", slow_but(("train",), LONG))
+@pytest.mark.parametrize("name", slow_but([], LONG))
 def test_help_explains_the_main_keys_and_names_all_sections(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +122,8 @@ def test_help_explains_the_main_keys_and_names_all_sections(
         assert re.search(rf"^  {re.escape(key)}=", shown(key), re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["train", "tokenizer", "tune", "synthesize"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", slow_but(["tune"], ["train", "tokenizer", "tune", "synthesize"]))
 def test_the_examples_of_a_help_can_be_composed(name: str) -> None:
     root = subcommand(name).config
     for example in root.command_examples:
@@ -124,6 +131,7 @@ def test_the_examples_of_a_help_can_be_composed(name: str) -> None:
         compose(name, words, root)
 
 
+@pytest.mark.slow
 def test_help_of_an_option_lists_its_own_keys_and_no_others(
     fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,6 +148,7 @@ def test_help_of_what_there_is_not_says_what_it_may_have_been(
     assert "there is no such group or key; did you mean privacy?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_help_counts_a_configuration_folder_of_the_users_own(
     fake: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +159,7 @@ def test_help_counts_a_configuration_folder_of_the_users_own(
     assert re.search(r"method=mine\* +My own\.\n", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_a_configuration_folder_of_the_users_own_is_searched(
     fake: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +170,7 @@ def test_a_configuration_folder_of_the_users_own_is_searched(
     assert json.loads(capsys.readouterr().out)["name"] == "mine"
 
 
+@pytest.mark.slow
 def test_expand_sees_the_overrides_before_hydra_does(
     fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:

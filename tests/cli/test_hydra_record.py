@@ -12,6 +12,7 @@ from dpft.cli.commands import composed_job, recorded_job
 from dpft.cli.main import main
 
 
+@pytest.mark.slow
 def test_a_run_records_its_composition_and_nothing_else(fake: SimpleNamespace) -> None:
     assert main(["fake", "privacy.eps=3", "outcome=record"]) == 0
     (folder,) = Path("outputs").glob("*/*")

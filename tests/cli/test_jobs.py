@@ -87,6 +87,7 @@ def test_a_later_sweep_into_the_same_folder_has_an_exit_code_of_its_own(
 COST = "privacy: each run spent its own epsilon; what all of them cost: dpft account runs=mine\n"
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_with_the_command_that_computes_its_cost(
     fake: SimpleNamespace, other_processes: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_sweep_ends_with_the_command_that_computes_its_cost(
     assert capsys.readouterr().out.endswith(COST)
 
 
+@pytest.mark.slow
 def test_how_jobs_ended_is_the_owners_and_not_written_through_a_link(
     fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,6 +197,7 @@ def test_a_sweep_of_nothing_leaves_not_even_its_own_record(tmp_path: Path) -> No
     assert sweep_folder() is None
 
 
+@pytest.mark.slow
 def test_a_folder_that_stood_before_is_kept(fake: SimpleNamespace) -> None:
     Path("mine").mkdir()
     assert main(["fake", "privacy.eps=-1", "hydra.run.dir=mine"]) == 2
@@ -202,11 +205,13 @@ def test_a_folder_that_stood_before_is_kept(fake: SimpleNamespace) -> None:
     assert files_left() == ["mine"]
 
 
+@pytest.mark.slow
 def test_a_sweep_that_cannot_be_composed_leaves_nothing(fake: SimpleNamespace) -> None:
     assert main(["fake", "--multirun", "privacy.epz=1,2"]) == 2
     assert files_left() == []
 
 
+@pytest.mark.slow
 def test_jobs_of_a_sweep_have_folders_of_their_own(fake: SimpleNamespace) -> None:
     assert main(["fake", "-m", "privacy.eps=3,8", "outcome=record"]) == 0
     (sweep,) = Path("outputs/multirun").glob("*/*")
@@ -271,6 +276,7 @@ def test_submitits_signal_alone_requeues_a_job_after_its_step(
     assert requeues == [signal.SIGUSR2] * requeued
 
 
+@pytest.mark.slow
 def test_a_preemption_may_follow_sigterm(requeues: list[int]) -> None:
     later = Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR2))
     later.start()

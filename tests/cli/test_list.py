@@ -11,6 +11,7 @@ from dpft.config.load import config_directory
 from tests.slowness import slow_but
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", slow_but([*LISTED][:2], LISTED))
 def test_everything_is_listed_with_a_line(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", what]) == 0
@@ -26,11 +27,13 @@ def test_every_yaml_begins_with_what_it_is(folder: str) -> None:
         assert len(said.split()) >= 3 and not said.startswith("#"), file
 
 
+@pytest.mark.slow
 def test_a_program_reads_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "tasks", "output=json"]) == 0
     assert json.loads(capsys.readouterr().out)["tasks"]["sst2"].startswith("SST-2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["sheep"], []])
 def test_what_cannot_be_listed_is_refused(
     words: list[str], capsys: pytest.CaptureFixture[str]

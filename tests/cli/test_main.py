@@ -6,7 +6,6 @@ import pytest
 
 import dpft
 from dpft.cli.main import main
-from tests.slowness import slow, slow_but
 
 
 def test_an_unknown_subcommand_names_the_nearest_and_the_list(
@@ -24,6 +23,7 @@ def test_no_arguments_print_the_usage_and_exit_with_2(capsys: pytest.CaptureFixt
     assert captured.out == "" and captured.err.startswith("usage: dpft ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argument", "begins"), [("--version", f"dpft {dpft.__version__}\n"), ("--help", "usage: dpft")]
 )
@@ -40,12 +40,10 @@ def test_version_and_help_answer_without_importing_anything_heavy(
     assert done.stdout.startswith(begins)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    slow_but(
-        ("train",),
-        ("train", "eval", "generate", "account", "plan", "report", "doctor"),
-    ),
+    ("train", "eval", "generate", "account", "plan", "report", "doctor"),
 )
 def test_help_of_every_subcommand_imports_no_heavy_library(name: str) -> None:
     program = (
@@ -59,6 +57,7 @@ def test_help_of_every_subcommand_imports_no_heavy_library(name: str) -> None:
     assert len(done.stdout.splitlines()) <= 80, "two screens"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
@@ -80,17 +79,16 @@ def test_completion_is_installed_for_the_program_itself(capfd: pytest.CaptureFix
     assert capfd.readouterr().out.rstrip().endswith("-F hydra_bash_completion dpft")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "way_out"),
     [
         (["train", "train.lr=1"], "did you mean train.learning_rate=1?"),
-        *slow(
-            (["eval", "outputs/x"], "write run=outputs/x."),
-            (["train", "eps=3"], "did you mean privacy.eps=3?"),
-            (["plan", "data=DIR"], "did you mean task.data_dir=DIR?"),
-            (["generate", "outputs/x"], "write run=outputs/x."),
-            (["export", "outputs/x"], "write run=outputs/x."),
-        ),
+        (["eval", "outputs/x"], "write run=outputs/x."),
+        (["train", "eps=3"], "did you mean privacy.eps=3?"),
+        (["plan", "data=DIR"], "did you mean task.data_dir=DIR?"),
+        (["generate", "outputs/x"], "write run=outputs/x."),
+        (["export", "outputs/x"], "write run=outputs/x."),
     ],
 )
 def test_a_misspelt_key_is_refused_without_importing_torch(
@@ -107,6 +105,7 @@ def test_a_misspelt_key_is_refused_without_importing_torch(
     assert f"{way_out}\n" in done.stderr
 
 
+@pytest.mark.slow
 def test_help_of_nothing_names_the_groups_that_can_be_chosen(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -12,6 +12,7 @@ from dpft.commands import run_plan
 from dpft.errors import InputError
 from dpft.parallel import processes, rank_environment
 from dpft.parallel.parallel_config import SHARED, LaunchConfig
+from tests.slowness import slow
 
 TRAIN = ("train", "task=e2e", "model=tiny", "task.source=embedded", "privacy.eps=8")
 
@@ -45,12 +46,14 @@ def test_a_sweep_is_refused(
     assert "--multirun is for one process, got 2 of them" in refusal(capsys, *TRAIN, *words)
 
 
+@pytest.mark.slow
 def test_processes_that_would_each_train_alone_are_refused(
     torchrun: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "parallel=none is one process, got 2 of them" in refusal(capsys, *TRAIN)
 
 
+@pytest.mark.slow
 def test_wrong_words_are_refused_by_the_other_process_a_moment_later(
     torchrun: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +76,7 @@ def test_tuning_runs_in_one_process(
         assert f"tune needs {section}=none, got {section}={name}" in said
 
 
+@pytest.mark.slow
 def test_the_processes_have_the_words_and_the_folder_of_the_command_that_starts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +90,7 @@ def test_the_processes_have_the_words_and_the_folder_of_the_command_that_starts_
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_processes_that_are_restarted_resume_their_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,8 +114,9 @@ BY = {
 BEGINS = "the run begins."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", BY)
-@pytest.mark.parametrize("words", [(), ("hydra.run.dir=mine",)])
+@pytest.mark.parametrize("words", [(), *slow((("hydra.run.dir=mine",),))])
 def test_a_restart_that_would_begin_a_second_run_is_refused(
     not_begun: None,
     capsys: pytest.CaptureFixture[str],
@@ -126,6 +132,7 @@ def test_a_restart_that_would_begin_a_second_run_is_refused(
     assert "hydra.run.dir=outputs/mine" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [("tune", *TRAIN[1:]), ("tokenizer", "task=e2e", "tokenizer.vocab_size=50", "privacy.eps=3")],
@@ -142,7 +149,11 @@ def test_a_restart_of_another_command_is_refused_as_well(
     assert "a second run with a separate epsilon; resume it with" in refusal(capsys, *words)
 
 
-@pytest.mark.parametrize("words", [(), ("hydra.run.dir='outputs/${now:%H}'",), ("--multirun",)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [(), *slow((("hydra.run.dir='outputs/${now:%H}'",),), (("--multirun",),))],
+)
 def test_resuming_automatically_needs_a_fixed_folder(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -154,6 +165,7 @@ def test_resuming_automatically_needs_a_fixed_folder(
     assert "resume=auto needs a folder that stays the same at each start; give a fixed" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["hydra.run.dir=mine", "--multirun hydra.sweep.dir=mine"])
 @pytest.mark.parametrize("by", BY)
 def test_a_restart_with_a_fixed_folder_and_auto_begins_or_resumes(

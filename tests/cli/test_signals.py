@@ -15,8 +15,11 @@ from tests.slowness import slow
     ("outcome", "code", "error"),
     [
         ("crash", 1, "ZeroDivisionError"),
-        ("corrupt", 3, "dpft: error: the ledger is broken.\n"),
-        *slow(("interrupt", 130, "dpft: interrupted\n"), ("terminate", 143, "dpft: terminated\n")),
+        *slow(
+            ("corrupt", 3, "dpft: error: the ledger is broken.\n"),
+            ("interrupt", 130, "dpft: interrupted\n"),
+            ("terminate", 143, "dpft: terminated\n"),
+        ),
     ],
 )
 def test_every_outcome_has_its_exit_code_and_leaves_no_empty_folder(
@@ -32,6 +35,7 @@ def test_every_outcome_has_its_exit_code_and_leaves_no_empty_folder(
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("letters", [10, 10**6])
 def test_a_reader_that_goes_away_ends_the_command_quietly_as_sigpipe_does(letters: int) -> None:
     """What fits into the pipe is written when all has been said, which must not fail either."""

@@ -67,6 +67,7 @@ def folder(workspace: Workspace, outcome: Outcome) -> Path:
     return workspace.root / "run"
 
 
+@pytest.mark.slow
 def test_a_run_reads_the_models_config_once(outcome: Outcome, config_reads: list[str]) -> None:
     assert outcome.code == 0, outcome.err
     assert config_reads == ["dpft.models.architecture"]
@@ -80,6 +81,7 @@ def public_files(folder: Path) -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_the_files_of_a_run_folder(folder: Path) -> None:
     names = {str(path.relative_to(folder)) for path in public_files(folder)}
     assert {name for name in names if "/" not in name} == {
@@ -101,6 +103,7 @@ def test_standard_output_is_left_to_results_and_stderr_to_public_lines(outcome: 
         assert PUBLIC_LINES.fullmatch(line), line
 
 
+@pytest.mark.slow
 def test_the_results_say_what_the_run_has_come_to_and_a_resumed_run_says_the_same(
     folder: Path, workspace: Workspace, outcome: Outcome
 ) -> None:
@@ -119,6 +122,7 @@ def test_the_results_say_what_the_run_has_come_to_and_a_resumed_run_says_the_sam
     assert again.code == 0 and again.out.splitlines() == results
 
 
+@pytest.mark.slow
 def test_public_files_date_the_run_and_name_what_it_was_made_of(folder: Path) -> None:
     record = json.loads((folder / "privacy.json").read_text())
     assert record["date"] == json.loads((folder / "private/begun.json").read_text())["date"]
@@ -130,6 +134,7 @@ def test_public_files_date_the_run_and_name_what_it_was_made_of(folder: Path) ->
         assert f"torch {record['versions']['torch']}" in text
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_another_day_keeps_the_day_on_which_it_was_begun(
     folder: Path, workspace: Workspace
 ) -> None:
@@ -143,6 +148,7 @@ def test_a_run_that_goes_on_another_day_keeps_the_day_on_which_it_was_begun(
     assert json.loads((copy / "privacy.json").read_text())["date"] == "2001-02-03"
 
 
+@pytest.mark.slow
 def test_public_files_name_no_path_that_the_user_did_not_give(
     folder: Path, workspace: Workspace
 ) -> None:
@@ -151,6 +157,7 @@ def test_public_files_name_no_path_that_the_user_did_not_give(
         assert str(Path.home() / "").encode() not in path.read_bytes(), path
 
 
+@pytest.mark.slow
 def test_scores_on_local_files_are_kept_private_as_their_predictions_are(
     folder: Path,
 ) -> None:
@@ -165,6 +172,7 @@ def test_scores_on_local_files_are_kept_private_as_their_predictions_are(
     assert (folder / "private" / "predictions.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_the_configuration_is_saved_as_given(folder: Path) -> None:
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert saved["task"]["data_dir"] == "data"
@@ -172,6 +180,7 @@ def test_the_configuration_is_saved_as_given(folder: Path) -> None:
     assert saved["train"]["steps"] == 3
 
 
+@pytest.mark.slow
 def test_training_into_a_folder_that_has_a_ledger_is_refused(
     folder: Path, workspace: Workspace
 ) -> None:
@@ -181,6 +190,7 @@ def test_training_into_a_folder_that_has_a_ledger_is_refused(
     assert (folder / "ledger.jsonl").read_bytes() == ledger
 
 
+@pytest.mark.slow
 def test_a_run_without_privacy_says_so_first_and_has_no_epsilon(workspace: Workspace) -> None:
     recipe = ("experiment=demo", "privacy=none")  # the recipe's own epsilon gives way
     arguments = (*TRAINING[:-1], *recipe, "train.steps=1", "eval.enabled=false")
@@ -211,17 +221,18 @@ def test_noise_that_drowns_any_signal_is_warned_of_before_training_and_in_the_re
 EPS = "privacy.eps=3"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
         ([EPS, "privacy.epz=3"], ["privacy.epz", "did you mean privacy.eps=3?"]),
-        ([EPS, "train.batch_size=3"], ["train.expected_batch_size"]),
-        ([EPS, "privacy.eps=abc"], ["privacy.eps must be float", '"abc"']),
         (["privacy.eps=0"], ["privacy.eps must be above 0", "got 0"]),
         ([], ["privacy.eps and privacy.noise_multiplier", "neither", "privacy=none"]),
-        ([EPS, "privacy.delta=0.03"], ["privacy.delta", "0.025", "allow_large_delta=true"]),
-        ([EPS, "train.expected_batch_size=41"], ["at most the 40 examples, got 41"]),
         *slow(
+            ([EPS, "train.batch_size=3"], ["train.expected_batch_size"]),
+            ([EPS, "privacy.eps=abc"], ["privacy.eps must be float", '"abc"']),
+            ([EPS, "privacy.delta=0.03"], ["privacy.delta", "0.025", "allow_large_delta=true"]),
+            ([EPS, "train.expected_batch_size=41"], ["at most the 40 examples, got 41"]),
             ([EPS, "train.epochs=1", "train.steps=2"], ["train.epochs and train.steps", "both"]),
             ([EPS, "privacy.engine=warp"], ["privacy.engine must be auto | ", '"warp"']),
             (
@@ -257,6 +268,7 @@ def test_bad_input_is_refused_in_one_sentence_before_anything_is_written(
     assert [part for part in parts if part not in sentence] == [], sentence
 
 
+@pytest.mark.slow
 def test_an_epsilon_out_of_reach_is_refused(workspace: Workspace) -> None:
     target = ("privacy.eps=1e-9", "privacy.delta=1e-30")
     assert "privacy.eps=1e-09 is out of reach" in workspace.refusal(
@@ -264,13 +276,16 @@ def test_an_epsilon_out_of_reach_is_refused(workspace: Workspace) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
-        ("", ["holds no rows", "task.data_dir=bad"]),
-        ('{"mr": "name[SECRET]"}\n', ["train.jsonl, line 1", "human_reference"]),
         ('{"mr": "name[A]", "ref": "a"}\nSECRET\n', ["train.jsonl, line 2", "JSON object"]),
-        (None, ["task.data_dir=bad holds no train split", "train.csv"]),
+        *slow(
+            ("", ["holds no rows", "task.data_dir=bad"]),
+            ('{"mr": "name[SECRET]"}\n', ["train.jsonl, line 1", "human_reference"]),
+            (None, ["task.data_dir=bad holds no train split", "train.csv"]),
+        ),
     ],
 )
 def test_a_bad_data_file_is_named_with_its_line_and_never_quoted(
@@ -286,6 +301,7 @@ def test_a_bad_data_file_is_named_with_its_line_and_never_quoted(
     assert "SECRET" not in sentence
 
 
+@pytest.mark.slow
 def test_a_damaged_archive_is_refused(workspace: Workspace) -> None:
     torn = workspace.root / "torn"
     torn.mkdir()
@@ -296,6 +312,7 @@ def test_a_damaged_archive_is_refused(workspace: Workspace) -> None:
     assert "train.jsonl.gz" in sentence
 
 
+@pytest.mark.slow
 def test_a_model_without_weights_is_refused_with_the_way_out(workspace: Workspace) -> None:
     bare = workspace.root / "bare"
     bare.mkdir()
@@ -307,6 +324,7 @@ def test_a_model_without_weights_is_refused_with_the_way_out(workspace: Workspac
     assert "model.path=bare holds no weights" in sentence and "model.init=random" in sentence
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_reached_is_refused_with_the_ways_out(
     workspace: Workspace,
 ) -> None:

@@ -33,6 +33,7 @@ def test_epsilon_over_steps_is_a_table_and_a_plot(workspace: Workspace) -> None:
     assert "<svg" in (workspace.root / "curve.svg").read_text()
 
 
+@pytest.mark.slow
 def test_in_json_the_points_are_in_the_one_object(workspace: Workspace) -> None:
     record = json.loads(workspace.run("account", *CURVE, "output=json").out)
     points = record["curve"]
@@ -41,6 +42,7 @@ def test_in_json_the_points_are_in_the_one_object(workspace: Workspace) -> None:
     assert set(points[0]["epsilons"]) == {"rdp", "gdp", "pld", "prv"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

@@ -17,6 +17,7 @@ class Reached(Exception):
     """The loop was called."""
 
 
+@pytest.mark.slow
 def test_a_command_reaches_the_loop_by_few_calls_in_few_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

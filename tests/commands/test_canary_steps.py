@@ -179,6 +179,7 @@ ASKED = (*TRAINING, "audit.white_box=true", "audit.canaries=5", "train.steps=2",
          "privacy.noise_multiplier=1")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "said"),
     [
@@ -195,6 +196,7 @@ def test_runs_without_such_gradients_are_refused_in_one_sentence(
     assert said in make_workspace(tmp_path).refusal("train", *ASKED, word)
 
 
+@pytest.mark.slow
 def test_a_sharded_model_is_refused() -> None:
     command = loaded("train", [*ASKED, "parallel=fsdp"])
     assert isinstance(command, TrainCommand)

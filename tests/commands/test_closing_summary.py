@@ -76,6 +76,7 @@ def test_a_run_says_its_promise_its_scores_its_data_and_its_files(folder: Path) 
     ]
 
 
+@pytest.mark.slow
 def test_trust_rule_8_of_a_private_split_there_is_no_number_but_where_it_stands(
     folder: Path,
 ) -> None:
@@ -102,6 +103,7 @@ def test_trust_rule_8_the_ending_names_the_file_of_private_scores_and_prints_non
     assert not [line for line in said if "60" in line or "bleu" in line]
 
 
+@pytest.mark.slow
 def test_a_terminal_has_scores_in_a_table_and_a_pipe_a_line_for_each_fact(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +160,7 @@ def test_a_model_that_learned_nothing_is_said_to_be_and_the_page_is_named(
     assert ending._majority(tmp_path / "none.jsonl") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("public", [True, False])
 def test_trust_rule_8_only_public_scores_decide_whether_the_page_on_bad_scores_is_named(
     folder: Path,
@@ -261,7 +264,7 @@ def config_of_model(kind: str, *, image: bool) -> PretrainedConfig:
     return of_kind[kind]()
 
 
-@pytest.mark.parametrize("name", slow_but(("custom",), CONF_TASKS))
+@pytest.mark.parametrize("name", slow_but([], CONF_TASKS))
 def test_every_command_that_a_run_advises_takes_that_run_of_every_task_and_objective(
     name: str, folder: Path
 ) -> None:

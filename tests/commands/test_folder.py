@@ -136,6 +136,7 @@ def test_a_report_of_an_older_run_has_no_day() -> None:
     assert origin_rows(CONFIG, non_private()) == [("model", "tiny"), ("data", data)]
 
 
+@pytest.mark.slow
 def test_a_model_in_a_folder_is_written_down_by_its_last_name_and_type(tmp_path: Path) -> None:
     base = Path(small.save("bert", tmp_path / "secret" / "mine"))
     given = ["task=e2e", "model=local", f"model.path={base}", "privacy=none"]
@@ -154,6 +155,7 @@ def command(**given: Any) -> TrainCommand:
     return loaded("train", ["experiment=demo", "privacy.eps=3"]).replace(**given)
 
 
+@pytest.mark.slow
 def test_a_command_without_auto_is_left_alone(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     for resume in (None, str(folder)):
@@ -161,6 +163,7 @@ def test_a_command_without_auto_is_left_alone(tmp_path: Path) -> None:
         assert automatically_resumed(given, folder) is given
 
 
+@pytest.mark.slow
 def test_auto_begins_a_run_where_no_noisy_step_was_taken(tmp_path: Path) -> None:
     assert automatically_resumed(command(resume="auto"), tmp_path / "none") == command()
     (tmp_path / "config.yaml").touch()
@@ -183,6 +186,7 @@ def test_auto_resumes_a_run_of_the_same_settings_only(
         automatically_resumed(others, folder)
 
 
+@pytest.mark.slow
 def test_auto_resumes_a_run_without_privacy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +200,7 @@ def test_auto_resumes_a_run_without_privacy(
     assert automatically_resumed(given, tmp_path) == resumed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["TORCHELASTIC", "SLURM"])
 def test_a_restart_in_a_folder_without_a_run_is_reported(
     tmp_path: Path,

@@ -39,6 +39,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_what_a_runs_texts_cost_must_be_known(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     assert privacy_of(folder).private

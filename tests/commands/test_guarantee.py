@@ -20,6 +20,7 @@ from dpft.reports.privacy_json import PrivateRun
 from dpft.strict_model import as_json
 from tests.commands.run_folders import BATCH, NOISE, SIZE, edit, make_plan, make_run, mechanism
 from tests.reports.test_privacy_record import without_privacy
+from tests.slowness import slow_but
 
 pytestmark = pytest.mark.usefixtures("shared_accounting")
 DELTA = 1 / (2 * SIZE)
@@ -62,7 +63,7 @@ EDITS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", EDITS)
+@pytest.mark.parametrize("case", slow_but(["epsilon", "search"], EDITS))
 def test_an_edit_of_privacy_json_changes_nothing_that_is_printed(tmp_path: Path, case: str) -> None:
     folder = make_run(tmp_path / "run")
     whole = stated(folder)
@@ -77,6 +78,7 @@ def test_an_edit_of_privacy_json_changes_nothing_that_is_printed(tmp_path: Path,
     assert record.privacy == privacy
 
 
+@pytest.mark.slow
 def test_steps_that_were_taken_again_are_counted(tmp_path: Path) -> None:
     longer = make_run(tmp_path / "run", *[mechanism()] * 8)
     privacy = stated(longer)

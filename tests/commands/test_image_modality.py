@@ -84,6 +84,7 @@ def test_what_is_done_to_an_image_is_saved_as_transformers_reads_it(tmp_path: Pa
     assert values["size"] == {"height": 16, "width": 16} and values["image_std"] == [0.5] * 3
 
 
+@pytest.mark.slow
 def test_a_head_of_other_classes_is_new_and_the_body_is_kept(tmp_path: Path) -> None:
     three = DIGITS.replace(labels=("a", "b", "c"))
     first = load_model(model(VIT), seed=0, head=head_of(three, model(VIT)))
@@ -99,6 +100,7 @@ def test_a_head_of_other_classes_is_new_and_the_body_is_kept(tmp_path: Path) -> 
         assert name.startswith("classifier") or parameter.equal(kept[name])
 
 
+@pytest.mark.slow
 def test_a_model_saved_with_group_norms_is_read_back(tmp_path: Path) -> None:
     architecture = model(RESNET, replace_batch_norm=True)
     head = head_of(DIGITS, architecture)
@@ -112,6 +114,7 @@ def test_a_model_saved_with_group_norms_is_read_back(tmp_path: Path) -> None:
         load_model(read_architecture(place.replace(replace_batch_norm=False)), seed=1, head=head)
 
 
+@pytest.mark.slow
 def test_convolutions_may_have_standardized_weights_which_a_run_reads_back(tmp_path: Path) -> None:
     changed = {"replace_batch_norm": True, "standardize_weights": True}
     architecture = model(RESNET, **changed)

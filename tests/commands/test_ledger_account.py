@@ -111,6 +111,7 @@ def test_a_trials_ledger_answers_for_no_search(tmp_path: Path) -> None:
     assert read_spent(str(folder), trial=True).steps == 5
 
 
+@pytest.mark.slow
 def test_every_ledger_below_a_folder_is_found(tmp_path: Path) -> None:
     """outputs/DATE/TIME is two folders deep: such runs were left out without a word."""
     for name in ("2026-01-01/10", "2026-01-01/2", "sweep/0/0", "top"):
@@ -143,6 +144,7 @@ def test_runs_in_runs_and_links_are_not_passed_over(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_no_total_covers_is_refused_or_left_out_by_word(tmp_path: Path) -> None:
     private = make_run(tmp_path / "runs/a")
     open_run = make_run(tmp_path / "runs/b", name="none")
@@ -213,6 +215,7 @@ def test_a_link_in_a_received_folder_is_refused(tmp_path: Path) -> None:
         read_finished_runs([folder])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("searched", [True, False])
 def test_a_rebuilt_report_is_the_same_and_of_a_search_as_old(
     tmp_path: Path, searched: bool

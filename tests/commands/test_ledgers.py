@@ -18,7 +18,7 @@ from dpft.commands.ledger_account import SpentRun, read_spent
 from dpft.privacy.accounting import EpsilonBound
 from dpft.strict_model import as_json
 from tests.commands.run_folders import SIZE, make_run, mechanism, tear
-from tests.slowness import slow
+from tests.slowness import slow, slow_but
 from tests.stories.tiny import Workspace
 
 
@@ -37,6 +37,7 @@ def record(workspace: Workspace, *arguments: str) -> dict:
     return json.loads(outcome.out)
 
 
+@pytest.mark.slow
 def test_a_runs_epsilon_is_rebuilt_from_its_ledger(workspace: Workspace) -> None:
     found = record(workspace, "run=a")
     steps = (found["plan"]["steps"], found["steps_taken"])
@@ -45,6 +46,7 @@ def test_a_runs_epsilon_is_rebuilt_from_its_ledger(workspace: Workspace) -> None
     assert (found["ledger"]["lines"], found["ledger"]["closed"]) == (7, True)
 
 
+@pytest.mark.slow
 def test_a_run_that_broke_off_is_accounted_for_with_its_torn_step(workspace: Workspace) -> None:
     outcome = workspace.run("account", "run=b")
     text = " ".join(outcome.out.split())
@@ -53,6 +55,7 @@ def test_a_run_that_broke_off_is_accounted_for_with_its_torn_step(workspace: Wor
     assert "its step is counted" in text
 
 
+@pytest.mark.slow
 def test_the_head_is_compared_with_the_one_given(workspace: Workspace) -> None:
     head = record(workspace, "run=a")["ledger"]["head"]
     assert record(workspace, "run=a", f"head={head}")["ledger"]["head_checked"] is True
@@ -62,7 +65,8 @@ def test_the_head_is_compared_with_the_one_given(workspace: Workspace) -> None:
     assert f"must have the head {'f' * 64}, got {head}" in other.err
 
 
-@pytest.mark.parametrize("spoil", ["edit", "gap", "reorder"])
+@pytest.mark.slow
+@pytest.mark.parametrize("spoil", slow_but(["edit"], ["edit", "gap", "reorder"]))
 def test_a_spoilt_ledger_is_refused_by_line_number(workspace: Workspace, spoil: str) -> None:
     path = workspace.root / "a" / "ledger.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -80,6 +84,7 @@ def test_a_spoilt_ledger_is_refused_by_line_number(workspace: Workspace, spoil: 
         assert f"ledger.jsonl, line {line}: the " in outcome.err
 
 
+@pytest.mark.slow
 def test_runs_on_the_same_data_are_composed_beside_each_ones_own(workspace: Workspace) -> None:
     found = record(workspace, "runs=[a,b]")
     assert [(run["run"], run["steps_taken"]) for run in found["runs"]] == [("a", 5), ("b", 3)]
@@ -91,6 +96,7 @@ def test_runs_on_the_same_data_are_composed_beside_each_ones_own(workspace: Work
     assert SAME_DATA in text and "at delta = 0.001" in text and "8 steps of 2 runs" in text
 
 
+@pytest.mark.slow
 def test_a_sweeps_folder_is_its_runs(workspace: Workspace) -> None:
     (workspace.root / "sweep").mkdir()
     for name in ("a", "b"):
@@ -99,15 +105,16 @@ def test_a_sweeps_folder_is_its_runs(workspace: Workspace) -> None:
     assert [run["run"] for run in found["runs"]] == ["sweep/a", "sweep/b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
         (["run=missing"], "'missing', which does not exist"),
-        (["run=a", "runs=[b]"], "exactly one of run and runs must be given, got both"),
-        (["runs=[a,./a]"], "runs must name different folders"),
-        (["run=a", "eps=3"], "run takes its numbers from the ledger, got eps too; drop it"),
-        (["run=a", "head=abc"], "head must be 64 hexadecimal digits"),
         *slow(
+            (["run=a", "runs=[b]"], "exactly one of run and runs must be given, got both"),
+            (["runs=[a,./a]"], "runs must name different folders"),
+            (["run=a", "eps=3"], "run takes its numbers from the ledger, got eps too; drop it"),
+            (["run=a", "head=abc"], "head must be 64 hexadecimal digits"),
             (["runs=[a,missing]"], "'missing', which does not exist"),
             (["runs=[]"], "runs must name a folder at least"),
             (["run=a", "curve=true", "to=x.svg"], "got curve, to too; drop them"),
@@ -121,6 +128,7 @@ def test_bad_input_is_one_sentence(workspace: Workspace, arguments: list[str], p
     assert part in workspace.refusal("account", *arguments)
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_plan_cost_what_both_do_and_have_heads_of_their_own(
     workspace: Workspace,
 ) -> None:
@@ -134,6 +142,7 @@ def test_two_runs_of_one_plan_cost_what_both_do_and_have_heads_of_their_own(
     assert "copies of one run" not in workspace.run("account", "runs=[a,c]").out
 
 
+@pytest.mark.slow
 def test_copies_of_a_run_are_said_to_be_copies_and_counted_each(workspace: Workspace) -> None:
     """A copy that went on has noise of its own, and is named as the run that it was copied of."""
     shutil.copytree(workspace.root / "b", workspace.root / "d")
@@ -143,7 +152,8 @@ def test_copies_of_a_run_are_said_to_be_copies_and_counted_each(workspace: Works
     assert "b and d are copies of one run by their ledgers' first lines" in text
 
 
-@pytest.mark.parametrize("left", [0, 10, 60])
+@pytest.mark.slow
+@pytest.mark.parametrize("left", slow_but([0], [0, 10, 60]))
 def test_a_torn_first_line_is_refused_where_nothing_shows_what_followed(
     workspace: Workspace, left: int
 ) -> None:
@@ -155,6 +165,7 @@ def test_a_torn_first_line_is_refused_where_nothing_shows_what_followed(
         assert "b/ledger.jsonl, line 1: the first line is torn" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_total_says_how_many_ledgers_it_counts_and_what_it_leaves_out(
     workspace: Workspace,
 ) -> None:

@@ -21,7 +21,6 @@ from dpft.parallel.shards import ShardedModel
 from tests.parallel.forked import on_ranks
 from tests.parallel.small_steps import MODELS
 from tests.privacy.test_methods_twin import RECIPES
-from tests.slowness import slow_but
 
 KINDS = {
     "gpt2": CAUSAL,
@@ -44,7 +43,8 @@ ALL = [
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(("kind", "method"), slow_but(FAST, ALL))
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "method"), ALL)
 def test_shards_that_are_read_are_those_of_the_whole_model(
     tmp_path: Path, kind: str, method: str
 ) -> None:
@@ -53,18 +53,21 @@ def test_shards_that_are_read_are_those_of_the_whole_model(
     assert answers == [(True, [])] * 3
 
 
-@pytest.mark.parametrize("precision", slow_but([torch.bfloat16], [torch.float16, torch.bfloat16]))
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16])
 def test_half_precision_is_read_as_float32(tmp_path: Path, precision: torch.dtype) -> None:
     write_checkpoint(tmp_path, "gpt2", precision)
     assert on_ranks(read_and_compare, 2, str(tmp_path), "gpt2", "full") == [(True, [])] * 2
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_several_files_is_read(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "t5", torch.float32, max_shard_size=4000)
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     assert on_ranks(read_and_compare, 2, str(tmp_path), "t5", "full") == [(True, [])] * 2
 
 
+@pytest.mark.slow
 def test_a_method_that_makes_others_of_the_weights_loads_them_whole(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,6 +80,7 @@ def test_a_method_that_makes_others_of_the_weights_loads_them_whole(
     assert "loads the whole model first: transformer.h.0" in caplog.text
 
 
+@pytest.mark.slow
 def test_checkpoints_of_one_shape_are_told_apart_by_the_same_rows(tmp_path: Path) -> None:
     for name, seed in (("one", 0), ("copy", 0), ("other", 1)):
         write_checkpoint(tmp_path / name, "gpt2", torch.float32, seed=seed)

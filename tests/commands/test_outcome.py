@@ -48,6 +48,7 @@ def record(folder: Path) -> dict:
     return content
 
 
+@pytest.mark.slow
 def test_a_private_run_is_reported_by_its_ledger(folder: Path, private: TrainConfig) -> None:
     report(private, run_plan(plan()), folder, COUNTS, [SCORES], read_run_ledger(folder))
     content = record(folder)
@@ -61,6 +62,7 @@ def test_a_private_run_is_reported_by_its_ledger(folder: Path, private: TrainCon
     assert "5 steps taken of 5 planned" in text and "12.5" in text
 
 
+@pytest.mark.slow
 def test_what_weakens_the_promise_is_in_the_record(folder: Path, private: TrainConfig) -> None:
     shutil.rmtree(folder)
     seeded = plan().replace(reproducible=True)
@@ -72,6 +74,7 @@ def test_what_weakens_the_promise_is_in_the_record(folder: Path, private: TrainC
     assert (content["private"], content["plan"]["reproducible"]) == (False, True)
 
 
+@pytest.mark.slow
 def test_trust_rule_1_a_ledger_that_is_not_of_the_plan_is_not_reported(
     folder: Path, private: TrainConfig
 ) -> None:
@@ -87,6 +90,7 @@ def test_trust_rule_1_a_ledger_that_is_not_of_the_plan_is_not_reported(
     assert not (folder / "privacy.json").exists() and not (folder / "report.md").exists()
 
 
+@pytest.mark.slow
 def test_a_run_without_privacy_has_a_record_without_epsilon(tmp_path: Path) -> None:
     config = settings("task=e2e", "privacy=none")
     dump(config, tmp_path / "config.yaml")

@@ -35,6 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_the_task_of_the_named_run_leads(run: str) -> None:
     words = ["task.max_length=9", f"run={run}"]
     assert with_task_of_run(words) == ["task=e2e", *words]
@@ -44,6 +45,7 @@ def test_the_task_of_the_named_run_leads(run: str) -> None:
         with_task_of_run(["run=nowhere"])
 
 
+@pytest.mark.slow
 def test_a_runs_sections_lead_and_overrides_lead_them(run: str) -> None:
     words = ["task=e2e", f"run={run}", "task.max_length=70", "train.device=cpu"]
     composed = loaded("eval", words)
@@ -83,6 +85,7 @@ def test_any_other_run_keeps_the_method_that_it_has(word: str) -> None:
     assert not {"method=linear_probe"} & set(checked_overrides([*LABELS, word]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["train", *slow(("plan",), ("tune",))])
 def test_each_command_that_trains_composes_the_default_for_labels(name: str) -> None:
     words = [*LABELS, "task.labels=[a,b]", "model=minilm", "privacy.eps=8"]
@@ -92,12 +95,14 @@ def test_each_command_that_trains_composes_the_default_for_labels(name: str) -> 
     assert loaded(name, expand([*words, "method=lora"])).method.name == "lora"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "published"),
     [
-        ("eval.limit=3", True),
         ("eval.split=train", False),
-        *slow(("eval.held_out=null", False), ("task.data_dir=others", False)),
+        *slow(
+            ("eval.limit=3", True), ("eval.held_out=null", False), ("task.data_dir=others", False)
+        ),
     ],
 )
 def test_what_was_said_of_the_scores_of_a_split_is_not_said_of_anothers(
@@ -137,12 +142,13 @@ def test_a_promise_without_privacy_is_refused_but_a_size_is_none() -> None:
     assert checked_overrides(words) == words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "given", "norm", "clipping"),
     [
         ("li2022_e2e", [], None, "flat"),
-        ("li2022_e2e", ["privacy.max_grad_norm=null"], None, "flat"),
         *slow(
+            ("li2022_e2e", ["privacy.max_grad_norm=null"], None, "flat"),
             ("li2022_e2e", ["privacy.max_grad_norm=0.3"], 0.3, "flat"),
             ("bu2022_full_sst2", ["privacy.max_grad_norm=0.3"], 0.3, "flat"),
         ),
@@ -179,6 +185,7 @@ def test_the_users_norm_keeps_how_the_recipe_clips() -> None:
     assert clipped.method.bitfit_max_grad_norm == 0.5
 
 
+@pytest.mark.slow
 def test_a_folder_alone_is_a_model_of_its_own_and_keeps_nothing_of_gpt2() -> None:
     assert with_model_of_path(["model.path=mine"]) == ["model=local", "model.path=mine"]
     for named in (["model=llama", "model.path=a"], ["experiment=demo", "model.path=a"], ["a=b"]):

@@ -35,6 +35,7 @@ def _shared_accounting(shared_accounting: None) -> None:
     """Every plan here shares its accountants."""
 
 
+@pytest.mark.slow
 def test_a_plan_has_the_mechanism_and_the_parameters(config: PlanConfig) -> None:
     planned = describe_run(config)
     record, plan = planned.record, planned.plan.privacy
@@ -49,6 +50,7 @@ def test_a_plan_has_the_mechanism_and_the_parameters(config: PlanConfig) -> None
     assert not {"ledger", "steps_taken"} & as_json(record).keys()
 
 
+@pytest.mark.slow
 def test_epsilon_of_a_plan_is_that_of_the_accountant_that_calibrated_the_noise(
     config: PlanConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +63,7 @@ def test_epsilon_of_a_plan_is_that_of_the_accountant_that_calibrated_the_noise(
     assert planned is not None and planned.accountant == "pld"
 
 
+@pytest.mark.slow
 def test_the_time_is_measured_at_the_tasks_public_length_unless_it_is_not_wanted(
     config: PlanConfig,
 ) -> None:
@@ -70,6 +73,7 @@ def test_the_time_is_measured_at_the_tasks_public_length_unless_it_is_not_wanted
     assert describe_run(config.replace(plan=PlanSettings(measure=False))).record.measured is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "value", "reason"),
     [
@@ -92,6 +96,7 @@ def test_a_model_that_is_too_large_for_this_machine_is_not_measured(
     assert record.memory_per_rank_bytes.total > 0
 
 
+@pytest.mark.slow
 def test_each_process_is_taken_to_have_an_equal_share_of_the_examples(config: PlanConfig) -> None:
     parallel = config.parallel.replace(name="ddp", world_size=8)
     one, many = (describe_run(each) for each in (config, config.replace(parallel=parallel)))
@@ -111,6 +116,7 @@ def own_text(folder: Path, *given: str) -> PlanConfig:
     return planned
 
 
+@pytest.mark.slow
 def test_the_time_does_not_depend_on_the_lengths_of_private_records(tmp_path: Path) -> None:
     config = own_text(tmp_path, "task.max_length=200")
     assert describe_run(config).record.measured.tokens_per_example == 150
@@ -118,6 +124,7 @@ def test_the_time_does_not_depend_on_the_lengths_of_private_records(tmp_path: Pa
     assert describe_run(stated).record.measured.tokens_per_example == 30
 
 
+@pytest.mark.slow
 def test_a_plan_without_privacy_costs_nothing(config: PlanConfig) -> None:
     plain = loaded("plan", ["task=e2e", "privacy=none"])
     assert isinstance(plain, PlanConfig)
@@ -126,6 +133,7 @@ def test_a_plan_without_privacy_costs_nothing(config: PlanConfig) -> None:
     assert isinstance(planned.record, OpenPlan)
 
 
+@pytest.mark.slow
 def test_a_delta_that_training_refuses_is_refused_unless_allowed(
     config: PlanConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,6 +145,7 @@ def test_a_delta_that_training_refuses_is_refused_unless_allowed(
     assert warning in record.warnings and warning in caplog.text
 
 
+@pytest.mark.slow
 def test_what_training_would_refuse_is_refused(config: PlanConfig) -> None:
     with pytest.raises(InputError, match="at most the 42061 examples, got 50000"):
         describe_run(with_train(config, expected_batch_size=50_000))
@@ -144,18 +153,21 @@ def test_what_training_would_refuse_is_refused(config: PlanConfig) -> None:
         describe_run(config.replace(task=config.task.replace(max_length=5000)))
 
 
+@pytest.mark.slow
 def test_groups_of_the_models_own_names_are_measured(config: PlanConfig) -> None:
     grouped = with_privacy(config, clipping="per_layer", groups=("*wte*", "*attn*", "*"))
     record = describe_run(grouped).record
     assert record.measured.seconds_per_step > 0
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_an_automatic_micro_batch_is(config: PlanConfig) -> None:
     assert describe_run(config).record.micro_batch_size == 32
     auto = with_train(config, micro_batch_size="auto", expected_batch_size=40)
     assert describe_run(auto).record.micro_batch_size == 40
 
 
+@pytest.mark.slow
 def test_tokens_below_a_record_are_refused_by_a_plan_too(config: PlanConfig) -> None:
     with pytest.raises(InputError, match="train.micro_batch_tokens must be at least 16"):
         describe_run(with_train(config, micro_batch_tokens=15))

@@ -20,7 +20,7 @@ from dpft.models.architecture import read_architecture
 from dpft.strict_model import as_json
 from tests.commands.configs import with_privacy, with_train, without_weights
 from tests.config.test_conf import loaded
-from tests.slowness import slow_but
+from tests.slowness import slow
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,7 @@ def planned(base: Path, *words: str) -> dict[str, Any]:
     return as_json(describe_run(config).record)
 
 
+@pytest.mark.slow
 def test_one_process_has_parts_that_add_up(base: Path) -> None:
     record = planned(base)
     parts = dict(record["memory_per_rank_bytes"])
@@ -55,6 +56,7 @@ def test_one_process_has_parts_that_add_up(base: Path) -> None:
     assert record["processes"]["world_size"] == 1
 
 
+@pytest.mark.slow
 def test_shards_hold_less_and_their_sums_less_still(base: Path) -> None:
     whole = planned(base, "parallel=fsdp", "parallel.world_size=4")
     sharded = planned(base, "parallel=fsdp", "parallel.world_size=4", "parallel.accumulate=sharded")
@@ -66,6 +68,7 @@ def test_shards_hold_less_and_their_sums_less_still(base: Path) -> None:
     assert gradients[1] < gradients[0]
 
 
+@pytest.mark.slow
 def test_replicas_are_two_where_nobody_says(base: Path) -> None:
     record = planned(base, "parallel=ddp")
     assert record["processes"]["world_size"] == 2
@@ -81,15 +84,18 @@ def test_more_memory_makes_room_for_more(base: Path) -> None:
     assert planned(base)["device_memory_bytes"] > 10**9, "this machine's"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
         (("parallel=fsdp", "parallel.world_size=8", "parallel.shard_size=3"), "must divide"),
-        (("parallel=ddp", "parallel.world_size=0"), "world_size must be at least 1"),
-        (("parallel.world_size=2",), "parallel=none is one process"),
-        (("plan.device_memory_gb=0",), "device_memory_gb must be above 0"),
-        (("parallel=fsdp", "optimizer=adafactor"), "adafactor"),
-        (("model.path=nowhere",), "nowhere"),
+        *slow(
+            (("parallel=ddp", "parallel.world_size=0"), "world_size must be at least 1"),
+            (("parallel.world_size=2",), "parallel=none is one process"),
+            (("plan.device_memory_gb=0",), "device_memory_gb must be above 0"),
+            (("parallel=fsdp", "optimizer=adafactor"), "adafactor"),
+            (("model.path=nowhere",), "nowhere"),
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused(base: Path, words: tuple[str, ...], fault: str) -> None:
@@ -97,6 +103,7 @@ def test_what_cannot_be_planned_is_refused(base: Path, words: tuple[str, ...], f
         planned(base, *words)
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_cut_is_refused_by_its_parameter(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +114,7 @@ def test_a_model_that_cannot_be_cut_is_refused_by_its_parameter(
         planned(base, "parallel=fsdp")
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_run_without_values_is_guessed(
     base: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -160,7 +168,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", slow_but(["lora"], ["full", "lora", "bitfit"]))
+@pytest.mark.parametrize("method", ["full", "lora", "bitfit"])
 def test_auto_is_the_largest_micro_batch_that_the_plan_prints(
     base: Path, room: Callable[[int], None], method: str
 ) -> None:
@@ -204,6 +212,7 @@ def test_auto_follows_memory_and_the_length_of_records(
     assert resolved(auto) > 2 * size
 
 
+@pytest.mark.slow
 def test_a_step_is_the_most_and_a_number_stays(auto: TrainConfig) -> None:
     assert resolved(with_train(auto, expected_batch_size=7)) == 7
     assert resolved(with_train(auto, micro_batch_size=5)) == 5
@@ -221,6 +230,7 @@ def test_tokens_that_fit_leave_the_records_to_the_step(
     assert resolved(with_train(auto, micro_batch_tokens=10**9)) == size
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_with_the_way_out(
     auto: TrainConfig, room: Callable[[int], None]
 ) -> None:
@@ -235,6 +245,7 @@ def test_what_does_not_fit_is_refused_with_the_way_out(
     assert resolved(with_privacy(auto, unit="name", records_per_unit=size)) == size
 
 
+@pytest.mark.slow
 def test_memory_that_nobody_knows_is_refused(
     auto: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def test_every_private_row_of_the_tables_carries_its_other_epsilons(name: str) -
     assert len(RECIPES) == 12 + 1 + 8 + 4  # E2E and DART by six methods, dialogue, GLUE, RGP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(QUICK, [name for name in RECIPES if private_rows(name)]))
 def test_a_recipe_costs_what_its_table_says(name: str) -> None:
     rows = private_rows(name)

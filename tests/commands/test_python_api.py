@@ -32,6 +32,7 @@ from dpft.data.raw_rows import held_splits
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.run_folder import hold_run, read_yaml
+from tests.slowness import slow
 from tests.stories.tiny import METRICS, Workspace, make_workspace
 
 TRAINING = (
@@ -118,6 +119,7 @@ def test_every_name_that_is_promised_is_there() -> None:
     assert "audit" not in dpft.__all__, "the name is a room's"
 
 
+@pytest.mark.slow
 def test_a_call_with_rows_and_a_model_in_memory_trains_what_the_command_trains(
     by_command: Path, by_call: Run
 ) -> None:
@@ -132,6 +134,7 @@ def test_a_call_with_rows_and_a_model_in_memory_trains_what_the_command_trains(
     assert dpft.open_run(by_command).scores == by_call.scores
 
 
+@pytest.mark.slow
 def test_configurations_of_both_differ_in_where_things_come_from_alone(
     by_command: Path, by_call: Run
 ) -> None:
@@ -179,6 +182,7 @@ def test_public_files_of_rows_in_memory_name_them_and_hold_none(by_call: Run) ->
     assert not [path for path in shown if b"Place 1 " in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_rows_of_one_owner_are_one_unit_and_the_held_out_ones_are_scored(notes: Run) -> None:
     assert notes.epsilon == notes.privacy["epsilon"] and notes.delta == notes.privacy["delta"]
     bound = f"epsilon={eps_text(notes.epsilon)}, delta={delta_text(notes.delta)}, unit='owner'"
@@ -195,12 +199,14 @@ def test_rows_of_one_owner_are_one_unit_and_the_held_out_ones_are_scored(notes: 
         dpft.evaluate(notes, rows=NOTES[:3])
 
 
+@pytest.mark.slow
 def test_an_adapter_of_a_model_object_needs_the_object_no_more(notes: Run, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(notes.folder, moved, ignore=shutil.ignore_patterns("base_model"))
     assert isinstance(dpft.open_run(moved).load_model(), PeftModel)
 
 
+@pytest.mark.slow
 def test_records_are_generated_from_a_run(notes: Run) -> None:
     words = ["decode=nucleus", "decode.max_new_tokens=3"]
     generated = dpft.generate(notes, words, num=2)
@@ -211,6 +217,7 @@ def test_records_are_generated_from_a_run(notes: Run) -> None:
     assert len(by_words.records) == 1
 
 
+@pytest.mark.slow
 def test_prompts_in_memory_are_gone_on_from_and_kept_from_others(by_call: Run) -> None:
     prompts = [{"meaning_representation": "name[Inn 1]"}, {"meaning_representation": "name[X]"}]
     generated = dpft.generate(by_call, ["decode.max_new_tokens=3"], prompts=prompts)
@@ -238,6 +245,7 @@ def test_rows_are_needed_again_to_go_on_and_the_same_ones(workspace: Workspace) 
     assert dpft.train(["resume=broken"], rows=NOTES).privacy["steps_taken"] == 2
 
 
+@pytest.mark.slow
 def test_a_search_is_given_its_words_its_rows_and_its_model(
     by_call: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +266,7 @@ def test_a_search_is_given_its_words_its_rows_and_its_model(
     assert held == ("train", "validation", "test") and held_splits() == ()
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_commands_json(workspace: Workspace, by_call: Run) -> None:
     words = "num_examples=1000", "expected_batch_size=10", "epochs=1", "eps=3", "accountant=rdp"
     printed = json.loads(workspace.run("account", *words, "output=json").out)
@@ -287,43 +296,49 @@ def test_a_plan_is_that_of_the_command(workspace: Workspace) -> None:
     assert dpft.plan([*TRAINING, *model], rows=splits()).plan.num_examples == 40
 
 
+REFUSED: list[tuple[Any, str]] = [
+    (lambda: dpft.train([*FROM_FILES], rows=NOTES), "at most one of task.data_dir and rows"),
+    (lambda: dpft.train([*NOTES_RUN, "model=tiny"], rows="notes.csv"), "pandas frame or a"),
+    (lambda: dpft.train(NOTES_RUN, rows=NOTES, model=torch.nn.Linear(1, 1)), "got Linear; any"),
+    (lambda: dpft.train(NOTES_RUN, rows=NOTES, model=given()[0]), "transformers tokenizer"),
+    (lambda: dpft.train(["model=tiny"], **pair()), "at most one of model= and a model object"),
+    (lambda: dpft.train(["resume=x"], folder="y"), "at most one of resume and folder"),
+    (lambda: dpft.evaluate("command", folder="other"), "at most one of run and folder"),
+    (lambda: dpft.evaluate(None, FROM_FILES[:1], folder="command"), "is a run's folder, whose"),
+    (lambda: dpft.train(["resume=command"], **pair()), "so model cannot change"),
+    (
+        lambda: dpft.account("command"),
+        'call dpft.account(["run=RUN"]) or dpft.account(run=RUN)',
+    ),
+    (lambda: dpft.account(["epz=3"]), "unknown configuration key epz; did you mean eps"),
+    (
+        lambda: dpft.generate(["num=5"]),
+        "generate needs a run, got none; call dpft.generate(RUN,",
+    ),
+    (
+        lambda: dpft.generate({}),
+        "got a dict; call dpft.generate(RUN, num=5) or dpft.generate([",
+    ),
+    (lambda: dpft.generate(["run=nowhere", "--x"]), "overrides must be words KEY=VALUE"),
+    (
+        lambda: dpft.evaluate(),
+        "nothing says what to score; call dpft.evaluate(RUN), or dpft.ev",
+    ),
+    (lambda: dpft.open_run("nowhere"), "which does not exist"),
+    (lambda: dpft.evaluate("nowhere"), "which does not exist"),
+]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: dpft.train([*NOTES_RUN, "privacy.epz=3"]), "did you mean privacy.eps"),
         (lambda: dpft.train([*NOTES_RUN, "--multirun"]), "sweeps and other flags are for the comm"),
         (lambda: dpft.train("task=e2e"), "overrides must be a list of words"),
-        (lambda: dpft.train([*FROM_FILES], rows=NOTES), "at most one of task.data_dir and rows"),
-        (lambda: dpft.train([*NOTES_RUN, "model=tiny"], rows="notes.csv"), "pandas frame or a"),
-        (lambda: dpft.train(NOTES_RUN, rows=NOTES, model=torch.nn.Linear(1, 1)), "got Linear; any"),
-        (lambda: dpft.train(NOTES_RUN, rows=NOTES, model=given()[0]), "transformers tokenizer"),
-        (lambda: dpft.train(["model=tiny"], **pair()), "at most one of model= and a model object"),
-        (lambda: dpft.train(["resume=x"], folder="y"), "at most one of resume and folder"),
-        (lambda: dpft.account(num_examples=10, epz=3), "unknown configuration key epz; did you"),
         (lambda: dpft.train([{"note": "Qzxsecret"}]), "got a dict; give rows as rows="),
-        (lambda: dpft.evaluate("command", folder="other"), "at most one of run and folder"),
-        (lambda: dpft.evaluate(None, FROM_FILES[:1], folder="command"), "is a run's folder, whose"),
-        (lambda: dpft.train(["resume=command"], **pair()), "so model cannot change"),
-        (
-            lambda: dpft.account("command"),
-            'call dpft.account(["run=RUN"]) or dpft.account(run=RUN)',
-        ),
-        (lambda: dpft.account(["epz=3"]), "unknown configuration key epz; did you mean eps"),
-        (
-            lambda: dpft.generate(["num=5"]),
-            "generate needs a run, got none; call dpft.generate(RUN,",
-        ),
-        (
-            lambda: dpft.generate({}),
-            "got a dict; call dpft.generate(RUN, num=5) or dpft.generate([",
-        ),
-        (lambda: dpft.generate(["run=nowhere", "--x"]), "overrides must be words KEY=VALUE"),
-        (
-            lambda: dpft.evaluate(),
-            "nothing says what to score; call dpft.evaluate(RUN), or dpft.ev",
-        ),
-        (lambda: dpft.open_run("nowhere"), "which does not exist"),
-        (lambda: dpft.evaluate("nowhere"), "which does not exist"),
+        (lambda: dpft.account(num_examples=10, epz=3), "unknown configuration key epz; did you"),
+        *slow(*REFUSED),
     ],
 )
 def test_what_the_commands_refuse_is_raised_and_leaves_nothing(call: Any, message: str) -> None:
@@ -357,6 +372,7 @@ def test_a_search_that_breaks_off_keeps_the_model_object(monkeypatch: pytest.Mon
     assert resumed_search("moved").model.path == "moved/private/base_model"
 
 
+@pytest.mark.slow
 def test_that_a_split_is_public_is_not_inherited_by_other_rows(by_command: Path) -> None:
     words = ["task=e2e", f"run={by_command}", "eval.split_is_public=true"]
     composed = EVALUATE_COMMAND.compose(words)
@@ -374,6 +390,7 @@ def test_that_a_split_is_public_is_not_inherited_by_other_rows(by_command: Path)
         saved.write_text(before)
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_link_is_refused_before_a_model_is_kept_in_it(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").mkdir()
@@ -395,12 +412,14 @@ def test_figures_can_be_copied_and_numbers_may_be_numpys() -> None:
     assert copy.deepcopy(figures) == pickle.loads(pickle.dumps(figures)) == figures
 
 
+@pytest.mark.slow
 def test_a_model_in_a_wrapper_of_adapters_is_refused_with_the_way_out() -> None:
     model = get_peft_model(given()[0], LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True))
     with pytest.raises(dpft.InputError, match="give the base model and method=lora"):
         dpft.train(NOTES_RUN, rows=NOTES, model=model, tokenizer=given()[1])
 
 
+@pytest.mark.slow
 def test_a_refused_run_leaves_no_copy_of_the_model_object() -> None:
     Path("mine").mkdir()
     for folder in ("mine", "fresh/run"):
@@ -410,6 +429,7 @@ def test_a_refused_run_leaves_no_copy_of_the_model_object() -> None:
     assert list(Path("mine").rglob("*")) == [] and not Path("fresh").exists()
 
 
+@pytest.mark.slow
 def test_what_another_process_keeps_in_a_folder_stays(tmp_path: Path) -> None:
     theirs = tmp_path / "private/base_model/model.safetensors"
     theirs.parent.mkdir(parents=True)
@@ -419,6 +439,7 @@ def test_what_another_process_keeps_in_a_folder_stays(tmp_path: Path) -> None:
     assert theirs.exists()
 
 
+@pytest.mark.slow
 def test_a_model_object_may_have_no_name(notes: Run) -> None:
     assert AutoModelForCausalLM.from_pretrained(notes.folder / "model/base")
     assert notes.config.model.name == "model"

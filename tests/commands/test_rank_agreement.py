@@ -41,10 +41,12 @@ def met(*words: list[str]) -> list[str]:
     return on_threads(len(words), meet)
 
 
+@pytest.mark.slow
 def test_processes_of_the_same_words_and_code_go_on() -> None:
     assert met(WORDS, WORDS) == ["", ""]
 
 
+@pytest.mark.slow
 def test_the_first_key_that_differs_is_named_and_by_the_first_alone() -> None:
     other = [*WORDS, "train.learning_rate=1", "privacy.delta=1e-6"]
     first, second = met(WORDS, other)
@@ -52,6 +54,7 @@ def test_the_first_key_that_differs_is_named_and_by_the_first_alone() -> None:
     assert second == str(SaidElsewhere("InputError", 2))
 
 
+@pytest.mark.slow
 def test_other_code_is_named_before_any_key(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = rank_agreement._versions()
     found = iter([versions, {**versions, "dpft code": "another"}])
@@ -61,6 +64,7 @@ def test_other_code_is_named_before_any_key(monkeypatch: pytest.MonkeyPatch) -> 
     assert any("another dpft code on rank 1" in each for each in said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_the_first_ones_configuration_and_folder_are_everybodys(
     goes_on: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.slowness import slow
 from tests.stories.tiny import STEPS, TRAINING, Outcome, Workspace, make_workspace
 
 OWNERS = [f"Qzxowner {i % 12}" for i in range(40)]
@@ -94,22 +95,27 @@ def test_trust_rule_7_no_unit_is_named_in_public(folder: Path, outcome: Outcome)
     assert "Qzxowner" not in outcome.out + outcome.err
 
 
+@pytest.mark.slow
 def test_a_published_number_of_records_is_no_number_of_units(workspace: Workspace) -> None:
     given = ("task.source=embedded", "task.data_dir=owned", UNIT, "output=json")
     planned = workspace.run("plan", *RUN, *given)
     assert json.loads(planned.out)["plan"]["num_examples"] == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         ((UNIT, "privacy.records_per_unit=5"), "at most train.micro_batch_size (4), got 5"),
-        (
-            ("privacy.unit=owner",),
-            "train.jsonl, lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and others: lacks the column owner",
+        *slow(
+            (
+                ("privacy.unit=owner",),
+                "train.jsonl, lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and others: lacks the column"
+                " owner",
+            ),
+            (("privacy.unit=''",), "privacy.unit must be example, or the name of a column"),
+            ((UNIT, "privacy.records_per_unit=0"), "privacy.records_per_unit must be at least 1"),
         ),
-        (("privacy.unit=''",), "privacy.unit must be example, or the name of a column"),
-        ((UNIT, "privacy.records_per_unit=0"), "privacy.records_per_unit must be at least 1"),
     ],
 )
 def test_units_that_cannot_be_kept_apart_are_refused(
@@ -118,6 +124,7 @@ def test_units_that_cannot_be_kept_apart_are_refused(
     assert sentence in workspace.refusal("train", *RUN, *arguments)
 
 
+@pytest.mark.slow
 def test_a_row_without_a_unit_is_refused_before_anything_is_written(workspace: Workspace) -> None:
     rows = [json.loads(line) for line in (workspace.root / "owned/train.jsonl").open()]
     rows[3]["customer"] = None
@@ -128,6 +135,7 @@ def test_a_row_without_a_unit_is_refused_before_anything_is_written(workspace: W
     assert "train.jsonl, line 4" in refusal
 
 
+@pytest.mark.slow
 def test_records_that_are_all_empty_are_refused(workspace: Workspace) -> None:
     rows = [{"meaning_representation": "name[a]", "human_reference": ""}] * 40
     (workspace.root / "empty").mkdir()

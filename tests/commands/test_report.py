@@ -13,6 +13,7 @@ from tests.commands.run_folders import edit, make_plan, make_run
 from tests.commands.test_composition import HISTOGRAM
 from tests.reports.plain import TOKENIZER
 from tests.reports.test_report import entry
+from tests.slowness import slow
 from tests.stories.tiny import Workspace
 
 
@@ -46,6 +47,7 @@ def rows(workspace: Workspace, *arguments: str) -> list[dict[str, object]]:
     return json.loads(outcome.out)["runs"]
 
 
+@pytest.mark.slow
 def test_folders_alone_are_runs(runs: Workspace) -> None:
     outcome = runs.run("report", "sweep", "one, (odd)")
     assert outcome.code == 0, outcome.err
@@ -54,6 +56,7 @@ def test_folders_alone_are_runs(runs: Workspace) -> None:
     assert outcome.out == runs.run("report", "runs=[sweep,'one, (odd)']").out
 
 
+@pytest.mark.slow
 def test_csv_has_one_row_per_run_and_json_the_same(runs: Workspace) -> None:
     outcome = runs.run("report", "sweep", "to=csv")
     printed = list(csv.DictReader(io.StringIO(outcome.out)))
@@ -63,6 +66,7 @@ def test_csv_has_one_row_per_run_and_json_the_same(runs: Workspace) -> None:
     assert [float(row["epsilon"]) for row in printed] == [row["epsilon"] for row in found]
 
 
+@pytest.mark.slow
 def test_a_table_and_a_plot_are_written_to_files(runs: Workspace) -> None:
     outcome = runs.run("report", "sweep", "to=html", "file=runs.html")
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "INFO: table: runs.html\n")
@@ -72,6 +76,7 @@ def test_a_table_and_a_plot_are_written_to_files(runs: Workspace) -> None:
     assert (runs.root / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_epsilon_is_that_of_the_ledger_as_account_computes_it(runs: Workspace) -> None:
     edit(runs.root / "sweep/0", epsilon=0.001, epsilons={"rdp": 0.001})
     account = json.loads(runs.run("account", "run=sweep/1", "output=json").out)
@@ -82,6 +87,7 @@ def test_epsilon_is_that_of_the_ledger_as_account_computes_it(runs: Workspace) -
     assert "0.0010" not in runs.run("report", "sweep").out
 
 
+@pytest.mark.slow
 def test_epsilon_includes_a_tokenizer_that_the_same_records_made(tmp_path: Path) -> None:
     """The account of two runs with that tokenizer counts it once; of one run it is this."""
     workspace = Workspace(tmp_path)
@@ -95,6 +101,7 @@ def test_epsilon_includes_a_tokenizer_that_the_same_records_made(tmp_path: Path)
     assert both["delta"] == account["delta"] > alone["delta"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -102,11 +109,13 @@ def test_epsilon_includes_a_tokenizer_that_the_same_records_made(tmp_path: Path)
             ["none"],
             "runs must be folders of runs, or of sweeps of them, got 'none', which does not exist",
         ),
-        ([], "runs must name at least one folder, got none; give runs=FOLDER."),
-        (["sweep", "ratings=a.csv"], "ratings was removed from dpft. Compute means"),
-        (["sweep", "metric=blue"], "metric must be one of the runs' public scores, got 'blue'"),
-        (["sweep", "over=a.b"], "over must name keys of the runs' configuration, got 'a.b'"),
-        (["sweep", "to=tables"], "to must be csv | markdown | latex | html | plot"),
+        *slow(
+            ([], "runs must name at least one folder, got none; give runs=FOLDER."),
+            (["sweep", "ratings=a.csv"], "ratings was removed from dpft. Compute means"),
+            (["sweep", "metric=blue"], "metric must be one of the runs' public scores, got 'blue'"),
+            (["sweep", "over=a.b"], "over must name keys of the runs' configuration, got 'a.b'"),
+            (["sweep", "to=tables"], "to must be csv | markdown | latex | html | plot"),
+        ),
     ],
 )
 def test_bad_questions_about_runs_are_refused(
@@ -123,6 +132,7 @@ def test_repeated_runs_are_joined() -> None:
     assert expand(["runs=a", "to=x", "runs=[b,c]"]) == ["to=x", "runs=[a,b,c]"]
 
 
+@pytest.mark.slow
 def test_a_runs_own_report_is_rebuilt_and_no_table_printed(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
     outcome = Workspace(tmp_path).run("report", "run", "rebuild=true")

@@ -22,6 +22,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     return settings(*given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("unit", "least"), [("record", 16), ("name", 64)])
 def test_tokens_below_what_a_record_or_a_unit_may_take_are_refused(
     config: TrainConfig, unit: str, least: int
@@ -38,6 +39,7 @@ def test_tokens_below_what_a_record_or_a_unit_may_take_are_refused(
     assert ("privacy.records_per_unit" in said) == (unit != "record")
 
 
+@pytest.mark.slow
 def test_tokens_that_bound_nothing_are_warned_of(
     config: TrainConfig, caplog: pytest.LogCaptureFixture
 ) -> None:

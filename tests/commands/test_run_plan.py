@@ -45,6 +45,7 @@ def never() -> int:
     pytest.fail("the rows were counted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "privacy", [DP.replace(num_examples=40000), NoPrivacy(name="none", num_examples=40000)]
 )
@@ -53,22 +54,26 @@ def test_the_users_number_of_examples_leads(privacy) -> None:
     assert (size.num_examples, size.source) == (40000, "privacy.num_examples")
 
 
+@pytest.mark.slow
 def test_a_published_size_stands_where_the_data_are_the_published_ones() -> None:
     assert public_size(of(TASK, DP), never).num_examples == 42061
     assert public_size(of(TASK.replace(source="embedded"), DP), never).num_examples == 80
 
 
+@pytest.mark.slow
 def test_local_rows_are_counted() -> None:
     size = public_size(of(TASK.replace(data_dir="x"), DP), lambda: 12)
     assert (size.num_examples, size.source) == (12, "counted in the data")
 
 
+@pytest.mark.slow
 def test_every_canary_counts_whatever_its_coin_says() -> None:
     size = public_size(of(TASK, DP, canaries=100, exposure_canaries=2), never)
     assert size.num_examples == 42061 + 100 + 2 * (1 + 10 + 100)
     assert size.source == "published size of task e2e, with 322 canaries added"
 
 
+@pytest.mark.slow
 def test_all_copies_of_a_canary_are_one_units() -> None:
     size = public_size(
         of(TASK, DP.replace(unit="customer"), canaries=100, exposure_canaries=2), lambda: 120
@@ -76,6 +81,7 @@ def test_all_copies_of_a_canary_are_one_units() -> None:
     assert size.num_examples == 120 + 100 + 2 * 3
 
 
+@pytest.mark.slow
 def test_a_transferred_sample_rate_sets_the_batch_size_for_this_tasks_size(caplog) -> None:
     """Li et al. 2022, Appendix L: QQP at the sample rate of SST-2 in batches of 1024."""
     config = loaded("train", ["experiment=li2022_qqp", "privacy.eps=3"])
@@ -88,6 +94,7 @@ def test_a_transferred_sample_rate_sets_the_batch_size_for_this_tasks_size(caplo
     assert with_batch_size(transferred, never) is transferred
 
 
+@pytest.mark.slow
 def test_a_batch_larger_than_the_other_tasks_data_is_refused() -> None:
     words = ["task=qqp", "model=roberta-base", "privacy.eps=3", "train.expected_batch_size=9000"]
     config = loaded("train", [*words, "train.transfer_sample_rate_from=cola"])
@@ -99,6 +106,7 @@ OWN = ["task=custom", "task.data_dir=notes.csv", 'task.text="{note}"', "privacy.
 UNITS = ["privacy.unit=customer_id", "train.micro_batch_size=8"]
 
 
+@pytest.mark.slow
 def test_few_units_of_ones_own_get_a_batch_of_half_of_them_and_a_word_of_all_that_is_chosen(
     caplog,
 ) -> None:
@@ -111,6 +119,7 @@ def test_few_units_of_ones_own_get_a_batch_of_half_of_them_and_a_word_of_all_tha
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "batch"), [(600, 300), (3000, 1024), (5000, 1024), (20000, 1024), (5, 2), (1, 1)]
 )
@@ -119,6 +128,7 @@ def test_the_batch_of_ones_own_records(count: int, batch: int) -> None:
     assert fitted.train.expected_batch_size == batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "rate"), [("full", 2e-3), ("linear_probe", 5e-2), ("lora", 1e-2), ("bitfit", 1e-2)]
 )
@@ -127,6 +137,7 @@ def test_the_learning_rate_of_ones_own_records_follows_the_method(method: str, r
     assert fitted.train.learning_rate == rate
 
 
+@pytest.mark.slow
 def test_an_explicit_key_wins_over_what_would_be_chosen(caplog) -> None:
     given = ["train.expected_batch_size=64", "train.epochs=3", "train.learning_rate=4e-3"]
     config = loaded("train", [*OWN, *given])
@@ -140,6 +151,7 @@ def test_an_explicit_key_wins_over_what_would_be_chosen(caplog) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_published_task_keeps_its_recipe_wherever_its_files_lie(caplog) -> None:
     words = ["task=e2e", "task.data_dir=e2e", "method=lora", "privacy.eps=8"]
     with caplog.at_level("INFO"):
@@ -151,6 +163,7 @@ def test_a_published_task_keeps_its_recipe_wherever_its_files_lie(caplog) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_a_batch_size_that_was_given_stays_and_is_refused_in_the_units_words() -> None:
     config = loaded("train", [*OWN, *UNITS, "train.expected_batch_size=1024"])
     config = with_batch_size(config, never)
@@ -159,6 +172,7 @@ def test_a_batch_size_that_was_given_stays_and_is_refused_in_the_units_words() -
         plan_run(config, lambda: 365)
 
 
+@pytest.mark.slow
 def test_many_examples_have_the_published_batch_size_without_a_word(caplog) -> None:
     config = loaded("train", ["task=e2e", "privacy.eps=8"])
     with caplog.at_level("INFO"):
@@ -204,6 +218,7 @@ def command(*words: str) -> TrainCommand:
         return load(compose("train", list(words)), TrainCommand)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -242,6 +257,7 @@ def test_the_first_line_says_what_is_trained_and_what_is_promised(
     assert caplog.messages == [line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "is_said"), [("linear_probe", True), ("bitfit", False)])
 def test_the_default_method_for_labels_is_said_with_the_key_that_changes_it(
     caplog: pytest.LogCaptureFixture, method: str, is_said: bool
@@ -271,6 +287,7 @@ sys.exit(main(["train", "model=tiny", "task.source=embedded", "privacy.eps=3"]))
     assert done.returncode == 50, done.stderr
 
 
+@pytest.mark.slow
 def test_a_model_in_a_folder_is_called_by_its_folder_and_type(tmp_path: Path) -> None:
     words = ["model=local", f"model.path={tmp_path}", "privacy.eps=3"]
     named = f"model.path=…/{tmp_path.name}"
@@ -279,6 +296,7 @@ def test_a_model_in_a_folder_is_called_by_its_folder_and_type(tmp_path: Path) ->
     assert what_is_trained(command(*words)).startswith(f"{named} (bert) on task=e2e")
 
 
+@pytest.mark.slow
 def test_a_faulty_row_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text,label\na,good\nb,\n")
     program = """

@@ -65,6 +65,7 @@ def test_a_series_has_the_scores_and_the_epsilon_of_each_tenth_step(scored: Path
     assert "<svg" in (scored / "report.html").read_text().partition("while training")[2]
 
 
+@pytest.mark.slow
 def test_scores_while_training_leave_every_weight_as_it_was(workspace: Workspace) -> None:
     short = ("train.steps=20", "train.checkpoint_every=4")
     folders = [workspace.root / name for name in ("shortly", "unscored")]
@@ -105,6 +106,7 @@ def test_a_run_that_goes_on_continues_its_series(
     assert steps == [10, 20, 30]
 
 
+@pytest.mark.slow
 def test_private_splits_are_refused_before_any_record_is_read(workspace: Workspace) -> None:
     words = ("train", *TRAINING, "task.data_dir=nowhere", "privacy.eps=8", "eval.every_epochs=1")
     sentence = workspace.refusal(*words)
@@ -172,6 +174,7 @@ def take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
 Take = Callable[..., dict[int, list[int]]]
 
 
+@pytest.mark.slow
 def test_trust_rule_7_points_appear_at_multiples_of_ten_and_a_window_after_the_start(
     take: Take,
 ) -> None:
@@ -180,6 +183,7 @@ def test_trust_rule_7_points_appear_at_multiples_of_ten_and_a_window_after_the_s
     assert take(25, 65, 41) == {40: [10, 20, 30, 40]}
 
 
+@pytest.mark.slow
 def test_scores_of_steps_that_are_taken_again_give_way(take: Take, tmp_path: Path) -> None:
     take(0, 60, 40)
     old = {point["step"]: point["evaluations"] for point in points(tmp_path)}

@@ -59,6 +59,7 @@ def sides(data: TrainingData, division: Division) -> tuple[set[str], set[str]]:
     return kept, {example.prompt for example in division.scored[HELD_OUT]}
 
 
+@pytest.mark.slow
 def test_every_record_is_trained_on_or_scored_and_none_is_both(config: TrainConfig) -> None:
     data = load_training_data(config)
     kept, held = sides(data, divide(config, data))

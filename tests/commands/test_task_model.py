@@ -134,6 +134,7 @@ def test_label_words_are_in_the_order_of_the_labels(models):
     assert names == ["\u2581Yes", "\u2581Maybe", "\u2581No"]
 
 
+@pytest.mark.slow
 def test_a_masked_model_gets_the_template_and_a_causal_one_its_own(models):
     pair = LabeledExample(texts=("a film", "a song"), label=0.0)
     for name, expected in (
@@ -224,7 +225,8 @@ def encoded(folder: Path, pad_token_id: int | None) -> tuple[nn.Module, Encoding
     return load_model(model, seed=0, head=head).eval(), encoding(chosen, model)
 
 
-@pytest.mark.parametrize("pad_token_id", [None, 5])
+@pytest.mark.slow
+@pytest.mark.parametrize("pad_token_id", slow_but([5], [None, 5]))
 def test_trust_rule_3_a_classifiers_loss_does_not_depend_on_padding(tmp_path, pad_token_id):
     """GPT-2 names no padding; and what it names need not be what its tokenizer does."""
     model, reading = encoded(tmp_path, pad_token_id)
@@ -234,6 +236,7 @@ def test_trust_rule_3_a_classifiers_loss_does_not_depend_on_padding(tmp_path, pa
         clipper.self_check(reading.layout.collate(rows), alone=[alone])
 
 
+@pytest.mark.slow
 def test_a_batch_of_empty_texts_has_an_answer(tmp_path):
     """GPT-2's tokenizer writes no marks: whether a step fails must not depend on what it drew."""
     model, reading = encoded(tmp_path, None)
@@ -261,7 +264,7 @@ TARGETS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", slow_but([*TARGETS][:2], TARGETS))
+@pytest.mark.parametrize("name", slow_but([], TARGETS))
 def test_a_folder_alone_decides_what_lora_changes_and_what_pads(tmp_path: Path, name: str) -> None:
     folder = small.save(name, tmp_path / name)
     labeled = name in ("bert", "roberta")
@@ -293,6 +296,7 @@ def test_a_sentence_encoders_folder_says_itself_that_it_is_read_by_the_mean(tmp_
 OWN = ["task=custom", "task.data_dir=notes.csv", 'task.text="{note}"', "privacy.eps=8"]
 
 
+@pytest.mark.slow
 def test_a_length_that_nobody_gave_is_the_models_less_what_the_method_takes(caplog) -> None:
     config = loaded("train", [*OWN, "model=tiny", "method=prefix", "method.length=6"])
     with caplog.at_level("INFO"):
@@ -303,6 +307,7 @@ def test_a_length_that_nobody_gave_is_the_models_less_what_the_method_takes(capl
     ]
 
 
+@pytest.mark.slow
 def test_a_model_of_many_positions_leaves_512_without_a_word(tmp_path: Path, caplog) -> None:
     task = loaded("train", OWN).task
     architecture = read_architecture(ModelConfig(name="t5", path=str(small.save("t5", tmp_path))))
@@ -311,6 +316,7 @@ def test_a_model_of_many_positions_leaves_512_without_a_word(tmp_path: Path, cap
     assert caplog.messages == []
 
 
+@pytest.mark.slow
 def test_a_length_that_was_given_stays_and_is_refused() -> None:
     config = loaded("train", [*OWN, "model=tiny", "task.max_length=300"])
     architecture = read_architecture(config.model)

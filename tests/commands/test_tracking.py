@@ -14,6 +14,7 @@ from dpft.training.progress_record import ProgressLine
 from tests.reports.plain import privacy_of
 from tests.reports.test_privacy_record import record as private
 from tests.reports.test_report import entry
+from tests.slowness import slow
 from tests.stories.tiny import EVALUATION, MARKER, TRAINING, Workspace, make_workspace
 from tests.training.trackers.reading import read_events, wandb_records
 
@@ -116,7 +117,8 @@ def test_trust_rule_7_tensorboard_is_told_public_quantities_only(workspace: Work
     assert MARKER.encode() not in content
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tensorboard", *slow(("wandb",))])
 def test_a_missing_package_is_refused_before_anything_is_read_or_written(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_missing_package_is_refused_before_anything_is_read_or_written(
     assert "pip install 'dpft[tracking]'" in sentence
 
 
+@pytest.mark.slow
 def test_a_search_is_not_tracked(workspace: Workspace) -> None:
     given = ("privacy.eps=3", "eval.split_is_public=true", "tracking=tensorboard")
     sentence = workspace.refusal("tune", *TRAINING, *given)

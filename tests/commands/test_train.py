@@ -66,6 +66,7 @@ def is_held(folder: Path) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_before_the_first_step_everything_is_written_that_resuming_needs(
     config: TrainConfig, tmp_path: Path, at_loop: Callable[..., Any]
 ) -> None:
@@ -90,6 +91,7 @@ def test_before_the_first_step_everything_is_written_that_resuming_needs(
     assert not {"report.md", "privacy.json"} & {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_held_out_rows_are_never_trained_on_and_the_public_size_counts_them(
     config: TrainConfig,
     tmp_path: Path,
@@ -119,6 +121,7 @@ def test_held_out_rows_are_never_trained_on_and_the_public_size_counts_them(
     assert (plan.num_examples, plan.sample_rate) == (20, 2 / 20)
 
 
+@pytest.mark.slow
 def test_the_configuration_and_the_records_have_the_number_that_auto_stands_for(
     config: TrainConfig,
     tmp_path: Path,
@@ -142,6 +145,7 @@ def test_the_configuration_and_the_records_have_the_number_that_auto_stands_for(
     assert scored == [1], "what is scored is padded as ever"
 
 
+@pytest.mark.slow
 def test_a_length_and_a_batch_that_do_not_fit_are_reported_together(
     config: TrainConfig, tmp_path: Path
 ) -> None:
@@ -155,6 +159,7 @@ def test_a_length_and_a_batch_that_do_not_fit_are_reported_together(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_tokens_below_a_unit_are_refused_before_data_are_read(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +178,7 @@ def test_a_used_folder_is_refused_before_anything_is_read(
     assert [path.name for path in tmp_path.iterdir()] == ["ledger.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_folder_used_while_the_run_was_prepared_is_refused_too(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +194,7 @@ def test_a_folder_used_while_the_run_was_prepared_is_refused_too(
     assert not (folder / "config.yaml").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_another_process_holds_is_left_as_it_was(
     config: TrainConfig, tmp_path: Path
 ) -> None:
@@ -196,6 +203,7 @@ def test_a_folder_that_another_process_holds_is_left_as_it_was(
     assert not (tmp_path / "config.yaml").exists()
 
 
+@pytest.mark.slow
 def test_a_crash_is_kept_for_the_owner(
     command: TrainCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +216,7 @@ def test_a_crash_is_kept_for_the_owner(
     assert "Qzxmessage" in (tmp_path / "run/private/traceback.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_scores_before_training(
     config: TrainConfig,
     tmp_path: Path,
@@ -222,6 +231,7 @@ def test_a_resumed_run_keeps_the_scores_before_training(
     assert stages == ["before"]
 
 
+@pytest.mark.slow
 def test_of_a_run_that_has_ended_only_its_secrets_are_deleted(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +257,7 @@ def test_of_a_run_that_has_ended_only_its_secrets_are_deleted(
         train_run(config, folder, resumes=True)
 
 
+@pytest.mark.slow
 def test_trust_rule_9_a_run_that_has_ended_is_reported_with_its_own_promise_only(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from dpft.tasks.base import TASKS, LabeledExample, Task
 from dpft.training.optimizers import OPTIMIZERS, SchedulerConfig
 from dpft.training.training_config import TrainingConfig
 from tests.models import small
-from tests.slowness import slow_but, slow_but_every
+from tests.slowness import slow_but
 from tests.stories.glue import FILMS
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -62,8 +62,9 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", slow_but(("lora",), ("full", "lora")))
-@pytest.mark.parametrize(("name", "settings", "change"), slow_but_every(2, CASES))
+@pytest.mark.parametrize(("name", "settings", "change"), slow_but(CASES[:1], CASES))
 def test_a_runs_folder_gives_the_trained_models_logits(tmp_path, method, name, settings, change):
     base = small.save(name, tmp_path / "base")
     model = ModelConfig(name=name, path=str(base), **change)

@@ -38,6 +38,7 @@ def plan(config: TrainConfig) -> RunPlan:
     return plan_run(config, lambda: 40)
 
 
+@pytest.mark.slow
 def test_a_run_without_privacy_says_so(
     ordinary: TrainConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -47,6 +48,7 @@ def test_a_run_without_privacy_says_so(
     ]
 
 
+@pytest.mark.slow
 def test_a_seed_and_a_large_delta_are_warned_of_and_nothing_else_is(
     private: TrainConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -81,6 +83,7 @@ def in_two_phases(config: TrainConfig) -> RunPlan:
     return replace(whole, privacy=whole.privacy.replace(steps=3, phases=phases))
 
 
+@pytest.mark.slow
 def test_every_phase_has_a_self_check_with_its_own_norm(
     private: TrainConfig, checked: list[PerExampleClipper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +99,7 @@ def test_every_phase_has_a_self_check_with_its_own_norm(
     assert not model.training
 
 
+@pytest.mark.slow
 def test_a_run_without_privacy_has_no_self_check(
     ordinary: TrainConfig, checked: list[PerExampleClipper]
 ) -> None:
@@ -113,6 +117,7 @@ def ended(config: TrainConfig, step: int = 3) -> ResumePoint:
     return ResumePoint(checkpoint=Checkpoint(path=path, step=step, run=run), ledger=ledger)
 
 
+@pytest.mark.slow
 def test_trust_rule_9_a_report_promises_nothing_that_the_run_did_not_begin_with(
     private: TrainConfig,
 ) -> None:
@@ -122,6 +127,7 @@ def test_trust_rule_9_a_report_promises_nothing_that_the_run_did_not_begin_with(
     check_ended(ended(private), plan(private), private.privacy.guarantee)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_ledger_has_not_ended_before_its_last_step(ordinary: TrainConfig) -> None:
     with pytest.raises(StateError, match="is gone, and the run has taken 2 of 3 steps"):
         check_ended(ended(ordinary, step=2), plan(ordinary), None)

@@ -63,6 +63,7 @@ def made(
     return make_training_set(config, data, encoding, CPU, unit_key=KEY)
 
 
+@pytest.mark.slow
 def test_records_without_units_are_the_rows_that_have_something_to_learn(
     config: TrainConfig, encoding: Encoding
 ) -> None:
@@ -73,6 +74,7 @@ def test_records_without_units_are_the_rows_that_have_something_to_learn(
     assert (found.units, found.excluded, found.num_units) == (None, 2, 6)
 
 
+@pytest.mark.slow
 def test_records_of_units_stay_in_their_places_and_the_same_ones_are_kept(
     config: TrainConfig, encoding: Encoding
 ) -> None:

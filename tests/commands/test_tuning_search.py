@@ -82,6 +82,7 @@ def breaking(whole: Callable[..., Any], call: int, error: BaseException) -> Call
     return breaks
 
 
+@pytest.mark.slow
 def test_the_winner_has_the_bound_of_the_whole_search(
     workspace: Workspace, outcome: Outcome
 ) -> None:
@@ -94,6 +95,7 @@ def test_the_winner_has_the_bound_of_the_whole_search(
     assert f"| {ACCOUNTANT} | " in report and "| prv |" not in report
 
 
+@pytest.mark.slow
 def test_the_best_trial_by_a_score_that_is_better_lower_is_published(
     workspace: Workspace, outcome: Outcome
 ) -> None:
@@ -107,6 +109,7 @@ def test_the_best_trial_by_a_score_that_is_better_lower_is_published(
     assert scores[1] == max(scores) and scores[0] == scores[2] < 0
 
 
+@pytest.mark.slow
 def test_no_output_and_no_public_file_names_or_counts_a_trial(
     workspace: Workspace, outcome: Outcome
 ) -> None:
@@ -125,6 +128,7 @@ def test_no_output_and_no_public_file_names_or_counts_a_trial(
     assert "INFO: steps 1 to 2 show no progress" in log
 
 
+@pytest.mark.slow
 def test_what_the_search_keeps_is_the_owners_alone(workspace: Workspace, outcome: Outcome) -> None:
     private = workspace.root / "run" / "private"
     for path in (private, *private.rglob("*")):
@@ -134,6 +138,7 @@ def test_what_the_search_keeps_is_the_owners_alone(workspace: Workspace, outcome
         assert stat.S_IMODE(path.stat().st_mode) != 0o600, path
 
 
+@pytest.mark.slow
 def test_a_search_that_has_ended_is_left_alone_and_its_folder_is_taken(
     workspace: Workspace, outcome: Outcome
 ) -> None:
@@ -210,6 +215,7 @@ def test_a_trial_that_crashes_or_diverges_counts_as_the_worst(
         assert "learning_rate: 0.0001" in (workspace.root / name / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_trust_rule_4_a_trial_that_diverges_or_fails_keeps_no_generator_states(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +236,7 @@ def test_trust_rule_4_a_trial_that_diverges_or_fails_keeps_no_generator_states(
     assert not list((workspace.root / "diverged").rglob(KEYS))
 
 
+@pytest.mark.slow
 def test_trust_rule_4_states_that_a_kill_left_behind_an_outcome_go_when_the_search_goes_on(
     workspace: Workspace, outcome: Outcome
 ) -> None:
@@ -257,6 +264,7 @@ def test_a_search_without_a_score_ends_with_an_error_and_publishes_nothing(
     assert not [name for name in public_files(workspace.root / "failed") if "hydra" not in name]
 
 
+@pytest.mark.slow
 def test_trust_rule_4_every_trial_of_a_search_has_keys_of_its_own(
     tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +283,7 @@ def test_trust_rule_4_every_trial_of_a_search_has_keys_of_its_own(
     assert len(keys) == len(set(keys)) == 3 * len(PURPOSES)
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_with_the_records_that_it_began_with_alone(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +303,7 @@ def test_what_is_no_search_has_none_to_go_on_with(tmp_path: Path) -> None:
         resumed_search(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_search_is_resumed_as_it_was_saved(tmp_path: Path) -> None:
     saved = command("task=e2e", "tune.metric=bleu")
     (tmp_path / "private/tuning").mkdir(parents=True)
@@ -301,6 +311,7 @@ def test_a_search_is_resumed_as_it_was_saved(tmp_path: Path) -> None:
     assert resumed_search(str(tmp_path)) == saved.replace(resume=str(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_winner_has_the_day_on_which_the_search_was_begun(
     workspace: Workspace, outcome: Outcome
 ) -> None:
@@ -316,6 +327,7 @@ def test_the_winner_has_the_day_on_which_the_search_was_begun(
     assert "begun 2001-02-03" in (copy / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_processes_of_torchrun_do_not_search_each_on_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,18 +1,14 @@
 """Which words set which keys, and that they compose to the same on a command line and in Python."""
 
-import copy
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import hydra
 import pytest
 import yaml
 from hydra import initialize_config_dir
-from hydra._internal import config_loader_impl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from dpft.config.hydra_compose import (
     Composed,
@@ -25,6 +21,7 @@ from dpft.config.hydra_compose import (
 )
 from dpft.config.schema import TrainCommand
 from dpft.errors import InputError
+from tests.slowness import slow
 
 WORDS = ["task=e2e", "model=tiny", "privacy.eps=3"]
 
@@ -34,13 +31,16 @@ def composed() -> Composed:
     return compose("train", WORDS, TrainCommand)
 
 
+@pytest.mark.slow
 def test_hydras_own_node_is_apart(composed: Composed) -> None:
     assert composed.values.privacy.eps == 3
     assert "hydra" not in composed.values
     assert composed.words.job == tuple(WORDS)
 
 
-@pytest.mark.parametrize("word", ["train=null", "privacy=3", "task=[e2e]", "tracking=true"])
+@pytest.mark.parametrize(
+    "word", ["train=null", *slow(("privacy=3",), ("task=[e2e]",), ("tracking=true",))]
+)
 def test_a_group_needs_a_name_from_python_as_well(word: str) -> None:
     with pytest.raises(InputError, match="must name an option"):
         compose("train", [*WORDS, word], TrainCommand)
@@ -68,6 +68,7 @@ def test_an_argument_that_hydra_cannot_read_is_suggested_in_quotes(
     assert parser.parse_override(printed.stdout.decode()).value() == meant
 
 
+@pytest.mark.slow
 def test_settings_of_hydra_are_no_words_of_the_job(tmp_path: Path) -> None:
     folder = f"hydra.run.dir={tmp_path / 'run'}"
     composed = compose("train", [*WORDS, folder], TrainCommand)
@@ -76,58 +77,7 @@ def test_settings_of_hydra_are_no_words_of_the_job(tmp_path: Path) -> None:
     assert composed.words.typed == (*WORDS, folder)
 
 
-@pytest.mark.parametrize(
-    "words", [["privacy.eps=3"], ["experiment=demo"], ["task=e2e", "method=lora", "method.rank=2"]]
-)
-def test_what_the_suite_remembers_is_what_hydra_composes(words: list[str]) -> None:
-    """tests/conftest.py remembers it: nothing of one composition may reach the next."""
-    loader = config_loader_impl.ConfigLoaderImpl
-    first, remembered = [
-        compose("train", [*words, f"train.seed={n}"], TrainCommand) for n in (1, 2)
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        merge = loader._compose_config_from_defaults_list.__wrapped__
-        make_list = config_loader_impl.create_defaults_list.__wrapped__
-        patch.setattr(loader, "_compose_config_from_defaults_list", merge)
-        patch.setattr(config_loader_impl, "create_defaults_list", make_list)
-        fresh = compose("train", [*words, "train.seed=2"], TrainCommand)
-    assert first.values.train.seed == 1
-    for made, expected in ((remembered.values, fresh.values), (remembered.hydra, fresh.hydra)):
-        assert OmegaConf.to_yaml(made) == OmegaConf.to_yaml(expected)
-        assert OmegaConf.is_struct(made) == OmegaConf.is_struct(expected)
-
-
-def parts_of(node: Any) -> Any:
-    """Returns all that OmegaConf knows of a value and of those in it, but who holds it."""
-    own = dict(vars(node))
-    del own["_parent"]
-    known = vars(own.pop("_metadata"))
-    inside = own.pop("_content", None)
-    if isinstance(inside, dict):
-        inside = {name: parts_of(each) for name, each in inside.items()}
-    elif isinstance(inside, list):
-        inside = [parts_of(each) for each in inside]
-    return type(node), known, own, inside
-
-
-def test_what_the_suite_copies_is_what_omegaconf_copies(composed: Composed) -> None:
-    """tests/conftest.py copies faster."""
-    for node in (composed.values, composed.hydra):
-        found = copy.deepcopy(node)
-        with pytest.MonkeyPatch.context() as patch:
-            for kind in (DictConfig, ListConfig):
-                patch.setattr(kind, "__deepcopy__", kind.__deepcopy__.__wrapped__)  # type: ignore[attr-defined]
-            expected = copy.deepcopy(node)
-        assert len(found) > 2 and parts_of(found) == parts_of(expected)
-        assert found is not node and all(
-            vars(each)["_parent"] is found for each in vars(found)["_content"].values()
-        )
-        # Flags that there are none of are no mapping that copies share.
-        vars(node)["_metadata"].flags = {}
-        OmegaConf.set_readonly(copy.deepcopy(node), True)
-        assert vars(node)["_metadata"].flags == {}
-
-
+@pytest.mark.slow
 def test_the_record_is_what_the_command_line_leaves(composed: Composed, tmp_path: Path) -> None:
     composed.write_record(tmp_path)
     record = tmp_path / ".hydra"
@@ -137,6 +87,7 @@ def test_the_record_is_what_the_command_line_leaves(composed: Composed, tmp_path
     assert not [path for path in record.iterdir() if str(Path.cwd()) in path.read_text()]
 
 
+@pytest.mark.slow
 def test_a_program_of_hydras_own_keeps_its_configurations(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("x: 1\n")
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
@@ -144,6 +95,7 @@ def test_a_program_of_hydras_own_keeps_its_configurations(tmp_path: Path) -> Non
         assert hydra.compose("mine") == {"x": 1}
 
 
+@pytest.mark.slow
 def test_a_misspelt_key_is_named_with_the_one_that_was_meant() -> None:
     with pytest.raises(InputError, match=r"privacy\.epz; did you mean privacy\.eps"):
         compose("train", ["privacy.epz=3"], TrainCommand)

@@ -86,6 +86,7 @@ def test_a_key_of_an_earlier_version_is_refused_with_what_has_become_of_it() -> 
     assert "removed" in sentence and REMOVED["privacy.secure_noise"] in sentence
 
 
+@pytest.mark.slow
 def test_a_value_of_an_earlier_version_is_rejected_with_its_replacement() -> None:
     with pytest.raises(InputError, match=r"two_pass was removed .* `privacy.engine=rows`"):
         loaded("train", ["task=e2e", "privacy.eps=8", "privacy.engine=two_pass"])

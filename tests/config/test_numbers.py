@@ -96,11 +96,13 @@ def number_keys() -> dict[str, set[Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_table_names_every_number_that_can_be_set() -> None:
     assert set(number_keys()) == set(OUT_OF_RANGE)
 
 
-@pytest.mark.parametrize("key", slow_but_every(4, OUT_OF_RANGE))
+@pytest.mark.slow
+@pytest.mark.parametrize("key", slow_but_every(8, OUT_OF_RANGE))
 def test_a_number_of_wrong_type_sign_or_range_is_refused_by_its_key(key: str) -> None:
     values = OmegaConf.create(defaults())
     if key == "privacy.eps":

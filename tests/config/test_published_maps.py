@@ -1,5 +1,6 @@
 """The published heat maps of conf/experiment: Figures 2 and 8 of Li et al. 2022, 2110.05679."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ TABLE_4 = {
 """Full, no learning rate decay, δ = 1/2|D|, ten epochs, no weight decay."""
 
 
+@cache
 def written(name: str) -> dict[str, Any]:
     path = config_directory() / f"experiment/{name}.yaml"
     values = OmegaConf.to_container(OmegaConf.load(path))
@@ -35,6 +37,7 @@ def written(name: str) -> dict[str, Any]:
     return values
 
 
+@cache
 def published_map(name: str) -> ReferenceMap:
     (one,) = [parse(each, ReferenceMap) for each in written(name)["reference_maps"]]
     return one
@@ -43,7 +46,7 @@ def published_map(name: str) -> ReferenceMap:
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figures_map_is_over_what_its_sweep_goes_over(name: str) -> None:
     one, (figure, shape) = published_map(name), FIGURES[name]
-    params = written(name)["hydra"]["sweeper"]["params"]
+    params = dict(written(name)["hydra"]["sweeper"]["params"])
     assert params.pop("train.seed") == 0  # the figures' seeds are not told
     swept = {key: [float(value) for value in values.split(",")] for key, values in params.items()}
     assert {axis.key: list(axis.values) for axis in (one.rows, one.columns)} == swept
@@ -90,6 +93,7 @@ def command(*words: str) -> TrainConfig:
     return load(composed, TrainCommand).settings()
 
 
+@pytest.mark.slow
 def test_a_saved_run_of_a_sweep_finds_its_cell_and_says_whose_its_inherited_rows_are(
     tmp_path: Path,
 ) -> None:
@@ -110,6 +114,7 @@ def test_a_saved_run_of_a_sweep_finds_its_cell_and_says_whose_its_inherited_rows
     assert all(", of which this run has another train." in name for name, *_ in inherited)
 
 
+@pytest.mark.slow
 def test_a_wrong_map_is_refused_with_its_key() -> None:
     axis = "{key: train.epochs, values: [1]}"
     row = f"[{{source: a, what: b, task: e2e, split: test, metric: bleu, rows: {axis}, columns:"

@@ -61,7 +61,7 @@ def test_the_figures_are_there() -> None:
 SECTION_5 = re.compile(r"\(Li et al\. 2022, Tables? [12378]\b|\(Li et al\. 2022, Figures? [15]\b")
 
 
-@pytest.mark.parametrize("path", slow_but_every(8, EXPERIMENTS), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", slow_but_every(24, EXPERIMENTS), ids=lambda path: path.stem)
 def test_three_seeds_are_swept_where_the_paper_has_three(path: Path) -> None:
     """Li et al. 2022, section 5: "averaged over three seeds"; Table 14; Appendix S's code."""
     purpose = path.read_text().splitlines()[1]
@@ -72,7 +72,8 @@ def test_three_seeds_are_swept_where_the_paper_has_three(path: Path) -> None:
         assert f"dpft train --multirun experiment={path.stem} " in path.read_text()
 
 
-@pytest.mark.parametrize("path", slow_but_every(5, SWEEPS), ids=lambda path: path.stem)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", slow_but_every(len(SWEEPS), SWEEPS), ids=lambda path: path.stem)
 def test_a_sweep_composes_and_says_how_many_runs_it_is(path: Path) -> None:
     values = swept(path)
     runs = math.prod(map(len, values.values()))
@@ -85,13 +86,14 @@ def test_a_sweep_composes_and_says_how_many_runs_it_is(path: Path) -> None:
     load(without_recipes_promise(made.values, words), TrainCommand)
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", slow_but_every(6, SWEEPS), ids=lambda path: path.stem)
 def test_no_value_of_a_sweep_stands_there_twice(path: Path) -> None:
     for choices in swept(path).values():
         assert len(set(choices)) == len(choices)
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", slow_but_every(len(SWEEPS), SWEEPS), ids=lambda path: path.stem)
 def test_a_sweep_names_the_report_that_draws_it(path: Path) -> None:
     report = report_of(path)
     assert report.metrics and report.file is not None
@@ -111,6 +113,7 @@ def test_figure_2_is_a_part_of_figure_8() -> None:
     assert part["train.expected_batch_size"] == whole["train.expected_batch_size"]
 
 
+@pytest.mark.slow
 def test_figure_3_has_noise_and_scores_at_the_same_fixed_steps() -> None:
     """Li et al. 2022 (arXiv 2110.05679), Table 4: ten epochs at 1024, learning rate 1e-3."""
     path = config_directory() / "experiment/li2022_figure3.yaml"

@@ -17,6 +17,7 @@ def test_account_takes_positive_numbers_only(name: str, value: int) -> None:
         AccountConfig(**{**MECHANISM, "eps": 3.0, name: value})
 
 
+@pytest.mark.slow
 def test_no_section_needs_a_library_that_takes_seconds_to_import() -> None:
     """A table of epsilons does not wait for torch, and the doctor describes a torch that fails."""
     program = """

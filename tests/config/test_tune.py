@@ -16,16 +16,17 @@ def command(*given: str, promise: str = "privacy.eps=3") -> TuneCommand:
     return load(composed, TuneCommand)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
         ("task.data_dir=data", "private until a noisy score is accounted inside each trial"),
-        ("eval.split=train", "private until a noisy score is accounted inside each trial"),
-        ("eval.enabled=false", "tune needs eval.enabled=true"),
-        ("eval.every_steps=10", "tune needs eval.every_steps=null"),
-        ("privacy.resume_overspend=true", "tune needs privacy.resume_overspend=false"),
         ("privacy.show_diagnostics=true", "tune needs privacy.show_diagnostics=false"),
         *slow(
+            ("eval.split=train", "private until a noisy score is accounted inside each trial"),
+            ("eval.enabled=false", "tune needs eval.enabled=true"),
+            ("eval.every_steps=10", "tune needs eval.every_steps=null"),
+            ("privacy.resume_overspend=true", "tune needs privacy.resume_overspend=false"),
             ("tune.gamma=1", "tune.gamma must be above 0 and below 1"),
             (
                 "+tuning.space.privacy.delta=[0.1]",
@@ -54,22 +55,26 @@ def test_what_would_void_the_bound_is_refused(given: str, sentence: str) -> None
         command(given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("promise", ["privacy.noise_multiplier=1", "privacy=none"])
 def test_a_search_without_a_total_to_calibrate_to_is_refused(promise: str) -> None:
     with pytest.raises(InputError, match=r"tune needs privacy\.eps"):
         command(promise=promise)
 
 
+@pytest.mark.slow
 def test_a_split_that_the_user_calls_public_is_taken() -> None:
     assert command("task.data_dir=data", "eval.split_is_public=true").eval.split == "validation"
 
 
+@pytest.mark.slow
 def test_the_space_is_set_as_any_key() -> None:
     space = command("tuning.space.train.learning_rate=[1,2,3]").tuning
     assert space.values()["train.learning_rate"] == [1, 2, 3]
     assert len(space.settings()) == 3 * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "method", "sizes"),
     # Li et al. 2022, Tables 5 and 6: values of each row that is searched.
@@ -103,14 +108,22 @@ def test_the_published_spaces_are_those_of_the_tables_and_fit_their_method(
         with_setting(tune.settings(), setting)
 
 
-def test_a_setting_changes_its_keys_and_nothing_else() -> None:
-    config = command().settings()
+@pytest.fixture(scope="module")
+def default() -> TuneCommand:
+    """What a search is without any word; frozen."""
+    return command()
+
+
+@pytest.mark.slow
+def test_a_setting_changes_its_keys_and_nothing_else(default: TuneCommand) -> None:
+    config = default.settings()
     changed = with_setting(config, {"train.learning_rate": 0.5, "scheduler.name": "linear"})
     assert (changed.train.learning_rate, changed.scheduler.name) == (0.5, "linear")
     same = {"train.learning_rate": config.train.learning_rate, "scheduler.name": "constant"}
     assert with_setting(changed, same) == config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
@@ -118,11 +131,14 @@ def test_a_setting_changes_its_keys_and_nothing_else() -> None:
         ({"train.learning_rate": "high"}, "train.learning_rate must be float"),
     ],
 )
-def test_a_setting_that_does_not_fit_is_refused(setting: dict[str, Any], sentence: str) -> None:
+def test_a_setting_that_does_not_fit_is_refused(
+    default: TuneCommand, setting: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(InputError, match=sentence):
-        with_setting(command().settings(), setting)
+        with_setting(default.settings(), setting)
 
 
+@pytest.mark.slow
 def test_epochs_that_given_steps_replace_are_not_drawn() -> None:
     with pytest.raises(InputError, match="which train.steps=5 replaces"):
         with_setting(command("train.steps=5").settings(), {"train.epochs": 3})
@@ -133,6 +149,7 @@ def test_an_entry_that_is_no_list_is_refused() -> None:
         SearchSpace(name="mine", space={"train": {"epochs": 3}}).settings()
 
 
+@pytest.mark.slow
 def test_a_text_of_a_saved_search_is_not_resolved_for_its_trials(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

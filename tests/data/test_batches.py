@@ -189,6 +189,7 @@ def test_an_empty_draw_yields_nothing():
     assert drawn([], 4) == []
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, len(EXAMPLES) - 1)), st.integers(1, 6))
 def test_each_drawn_example_comes_once_in_pieces_of_at_most_the_size(indices, size):
     pieces = drawn(indices, size)
@@ -206,6 +207,7 @@ def batched(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     return (values[start : start + size] for start in range(0, len(values), size))
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.lists(st.integers(0, len(EXAMPLES) - 1), max_size=3), min_size=1, max_size=6),
     st.integers(3, 8),
@@ -232,6 +234,7 @@ def test_a_unit_is_never_cut_in_two(units, size):
     assert Counter(map(tuple, found)) == Counter(tuple(unit) for unit in units if unit)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.lists(st.integers(0, len(EXAMPLES) - 1), max_size=3), min_size=1, max_size=6),
     st.integers(15, 40),
@@ -352,6 +355,7 @@ def test_the_data_set_is_left_in_its_order(size):
     assert before == EXAMPLES
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(0, len(EXAMPLES) - 1)),
     st.integers(1, 6),
@@ -463,6 +467,7 @@ def test_losses_are_means_by_weight_and_perplexity_is_of_all_alike(layout: TextL
     assert tokens.tolist() == [9, 4, 8, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [1e-2, 1.0])
 def test_weighted_gradients_are_clipped_as_one_at_a_time(layout: TextLayout, norm: float) -> None:
     model = small.language_model("gpt2").eval()

@@ -26,6 +26,7 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
 
 
+@pytest.mark.slow
 def test_each_word_is_one_token_where_it_stands(tokenizer) -> None:
     words = whole_words(tokenizer)
     assert len(words) > 100
@@ -37,8 +38,9 @@ def test_each_word_is_one_token_where_it_stands(tokenizer) -> None:
         assert tokenizer.decode(ids).split() == drawn
 
 
+@pytest.mark.slow
 def test_coins_are_fair_and_follow_from_the_key_alone(tokenizer) -> None:
-    config = CanaryConfig(canaries=2000, canary_words=2)
+    config = CanaryConfig(canaries=800, canary_words=2)
     made, again = (make_canaries(config, tokenizer, KEY) for _ in range(2))
     assert made == again
     coins = [canary.copies for canary in made]
@@ -49,12 +51,14 @@ def test_coins_are_fair_and_follow_from_the_key_alone(tokenizer) -> None:
     assert binomtest(agree, len(coins)).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_no_two_canaries_with_coins_share_a_word_as_far_as_the_vocabulary_goes(tokenizer) -> None:
     made = make_canaries(CanaryConfig(canaries=200), tokenizer, KEY)
     owners = [{*canary.read, *canary.learned} for canary in made]
     assert sum(map(len, owners)) == len(set().union(*owners))
 
 
+@pytest.mark.slow
 def test_a_canary_of_the_secret_sharer_reads_as_in_li_2022(tokenizer) -> None:
     """Li et al. 2022, Appendix M: name, type and area of the sub-vocabulary; five words follow."""
     config = CanaryConfig(exposure_canaries=2, repetitions=(1, 10))
@@ -73,6 +77,7 @@ def test_a_canary_of_the_secret_sharer_reads_as_in_li_2022(tokenizer) -> None:
         assert len(canary.learned) == 5
 
 
+@pytest.mark.slow
 def test_all_copies_are_of_one_unit_and_no_two_canaries_share_one(tokenizer) -> None:
     config = CanaryConfig(canaries=20, exposure_canaries=1)
     made = make_canaries(config, tokenizer, KEY)

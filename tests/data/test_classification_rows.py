@@ -250,6 +250,7 @@ def test_a_word_that_is_not_one_token_of_its_own_is_refused_with_its_pieces(bert
     assert [part for part in parts if part not in sentence] == [], sentence
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GPT2.is_dir(), reason="GPT-2's own tokenizer is not here")
 def test_gpt2s_own_tokenizer_has_the_words_with_a_blank_before_them():
     from transformers import AutoTokenizer

@@ -249,6 +249,7 @@ def test_files_are_read_as_far_as_records_are_asked_for(tmp_path):
     assert [each.record.target for each in islice(read, 2)] == ["one", "one"]
 
 
+@pytest.mark.slow
 def test_lines_are_packed_in_about_their_own_bytes(tmp_path):
     write(tmp_path / "a.txt", "".join(f"line {n:042d}.\n" for n in range(20_000)))
     read = read_examples(corpus(tmp_path), "train", None)
@@ -489,6 +490,7 @@ def test_the_hidden_spans_and_the_rest_make_the_text_again(length: int) -> None:
         assert (len(view.input_ids), len(view.labels)) == (read, written)
 
 
+@pytest.mark.slow
 def test_every_way_of_cutting_is_as_likely() -> None:
     """Of 40 tokens 6 are hidden, in two spans: five ways, equally likely."""
     assert noise_of(40, density=0.15, mean_span=3.0) == (6, 2)

@@ -136,7 +136,8 @@ def examples(draw: st.DrawFn) -> Example:
     )
 
 
-@settings(deadline=None, max_examples=300)
+@pytest.mark.slow
+@settings(deadline=None, max_examples=60)
 @given(
     st.lists(examples(), min_size=1, max_size=6),
     st.integers(2, 24),
@@ -159,6 +160,7 @@ def tokenizers(folder: Path) -> list[PreTrainedTokenizerBase]:
     return [*made, *([AutoTokenizer.from_pretrained(GPT2)] if GPT2.is_dir() else [])]
 
 
+@pytest.mark.slow
 def test_a_fast_tokenizers_own_batches_have_the_ids_of_its_call(tmp_path):
     for tokenizer in tokenizers(tmp_path / "wordpiece"):
         assert has_plain_call(tokenizer)

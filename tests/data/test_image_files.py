@@ -96,6 +96,7 @@ def test_celebas_lists_are_needed_and_say_what_is_wrong_by_line(tmp_path: Path) 
     assert "list_attr_celeba.txt, line 4: 2 attributes where 3" in refusal(task)
 
 
+@pytest.mark.slow
 def test_digits_have_fixed_splits_and_a_public_half() -> None:
     def task(half: str = "all") -> DigitsTask:
         return DigitsTask(name="digits", half=half, labels=TEN, embedded_num_train_examples=1437)

@@ -39,6 +39,7 @@ def test_an_image_of_another_size_is_resized() -> None:
     assert Decoder(COLOR).decode([place, place]).shape == (2, 3, 32, 32)
 
 
+@pytest.mark.slow
 def test_worker_processes_decode_as_this_one_does() -> None:
     places = [ImagePlace(content=made.encoded(made.pixels(n))) for n in range(20)]
     assert np.array_equal(Decoder(COLOR, 2).decode(places), Decoder(COLOR).decode(places))

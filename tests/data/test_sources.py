@@ -28,6 +28,7 @@ from dpft.tasks.custom import CustomLabels, CustomTexts
 from dpft.tasks.e2e import E2ETask
 from dpft.tasks.glue import GlueTask
 from tests.data.conftest import load_with_units
+from tests.slowness import slow
 
 RECORD = "name[Aromi], eatType[coffee shop], near[Café Rouge]"
 REFERENCE = 'Near "Café Rouge", Aromi is\na coffee shop.'
@@ -232,6 +233,7 @@ def test_a_source_without_its_setting_names_the_key(settings, key):
     assert key in message(E2ETask(name="e2e", **settings))
 
 
+@pytest.mark.slow
 def test_the_embedded_sample_has_every_split_and_its_public_number_of_rows():
     task = E2ETask(name="e2e", source="embedded")
     rows = {split: len(load_examples(task, split)) for split in SPLITS}
@@ -353,10 +355,11 @@ def test_a_local_path_is_not_handed_to_the_hub_library_which_would_copy_it(tmp_p
 REAL_E2E = Path(os.environ.get("DPFT_E2E_DIR", Path(__file__).parents[3] / "shared/data/e2e"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL_E2E.is_dir(), reason="the real E2E files are not here (DPFT_E2E_DIR)")
 @pytest.mark.parametrize(
     ("split", "rows", "groups"),
-    [("train", 42061, 4862), ("validation", 4672, 547), ("test", 4693, 630)],
+    [("validation", 4672, 547), *slow(("train", 42061, 4862), ("test", 4693, 630))],
 )
 def test_the_real_e2e_files_have_their_published_sizes(split, rows, groups):
     examples = load_examples(E2ETask(name="e2e", data_dir=str(REAL_E2E)), split)

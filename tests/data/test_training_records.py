@@ -179,6 +179,7 @@ def bounded(values, *, most=3, key=ZEROS, usable=None):
     return bounded_units(values, usable=usable, records_per_unit=most, key=key)
 
 
+@pytest.mark.slow
 @given(OWNERS)
 def test_each_record_belongs_to_one_unit(values):
     groups = group_by_unit(values)
@@ -188,6 +189,7 @@ def test_each_record_belongs_to_one_unit(values):
     ]
 
 
+@pytest.mark.slow
 @given(OWNERS, st.integers(1, 5))
 def test_a_unit_keeps_at_most_the_bound_and_all_its_records_below_it(values, most):
     for kept, all_of_them in zip(bounded(values, most=most), group_by_unit(values), strict=True):
@@ -195,6 +197,7 @@ def test_a_unit_keeps_at_most_the_bound_and_all_its_records_below_it(values, mos
         assert set(kept) <= set(all_of_them)
 
 
+@pytest.mark.slow
 @given(OWNERS, st.sampled_from("abcde"))
 def test_trust_rule_2_removing_a_unit_changes_nothing_for_the_others(values, gone):
     """Positions shift, so what is compared is the record's number within its unit."""

@@ -6,17 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import joblib  # noqa: F401  it writes to the environment, which commands are checked to leave alone
 import pytest
-import sklearn.datasets  # noqa: F401  as joblib
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from docs.tools.reference.forms import schema
-from tests import slowness
 from tests.commands.test_tuning_search import SEARCH
 from tests.conftest import sharing
-from tests.slowness import slow, slow_but
 from tests.stories.test_canaries import FEW
 from tests.stories.test_canaries import RUN as CANARIES
 from tests.stories.test_tokenizer import LINES, PIECES, TOKENIZER, TRAIN, WORDS
@@ -29,11 +25,11 @@ from tests.stories.tiny import (
     write_rows,
 )
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("train.steps=2",)
 OPEN = ("train", *SETTING, "train.expected_batch_size=8", "privacy=none")
 SHORT = "decode.max_new_tokens=4"
-FOR_SLOW_TESTS = ("on", "open_canaries")
-"""Runs that no test of ``make test`` looks at."""
 TRAIN_ON = (*(word for word in TRAINING if word != "model.path=model"), "model.path=private/model")
 
 
@@ -62,8 +58,6 @@ def make_runs(root: Path) -> Workspace:
         "with_vocabulary": (*TRAIN, "privacy.eps=4", "model.tokenizer=vocabulary"),
     }
     for folder, words in commands.items():
-        if folder in FOR_SLOW_TESTS and slowness.LEFT_OUT:
-            continue
         done = made.run(*words, f"hydra.run.dir={folder}")
         assert done.code == 0, done.err
     return made
@@ -88,6 +82,10 @@ def workspace(
     tmp_path_factory: pytest.TempPathFactory, lasting_answers: dict[Any, Any]
 ) -> Workspace:
     """A workspace with runs of every kind, each trained once for all tests."""
+    # They write to the environment, which commands are checked to leave alone.
+    import joblib  # noqa: F401
+    import sklearn.datasets  # noqa: F401
+
     with sharing(lasting_answers):
         return make_runs(tmp_path_factory.mktemp("schemas"))
 
@@ -111,7 +109,7 @@ def printed(workspace: Workspace, *words: str) -> Any:
         ("with_vocabulary", {"with_tokenizer"}),
         ("canaries", {"plan", "ledger"}),
         ("open", {"plan", "parameters"}),
-        *slow(("on", {"starting_models"})),
+        ("on", {"starting_models"}),
     ],
 )
 def test_privacy_json(workspace: Workspace, folder: str, holds: set[str]) -> None:
@@ -172,7 +170,8 @@ def test_what_synthetic_records_cost(
         ("canaries", "exposure"),
         ("private", "membership"),
         ("private", "memorization"),
-        *slow(("open_canaries", "one_run"), ("open", "membership")),
+        ("open_canaries", "one_run"),
+        ("open", "membership"),
     ],
 )
 def test_what_audits_find(workspace: Workspace, folder: str, audit: str) -> None:
@@ -183,7 +182,7 @@ def test_what_audits_find(workspace: Workspace, folder: str, audit: str) -> None
     check("privacy", privacy)
 
 
-@pytest.mark.parametrize("folder", slow_but(("canaries",), ("canaries", "open_canaries")))
+@pytest.mark.parametrize("folder", ["canaries", "open_canaries"])
 def test_what_an_audit_finds_in_synthetic_records(workspace: Workspace, folder: str) -> None:
     done = workspace.run(
         "generate", f"run={folder}", "prompts=prompts.jsonl", f"to={folder}.jsonl", SHORT
@@ -219,11 +218,9 @@ def test_what_account_prints_of_a_ledger_that_was_lodged(workspace: Workspace) -
     [
         (*TRAINING, *QUICK, "privacy.eps=8"),
         (*OPEN[1:], "train.steps=2"),
-        *slow(
-            ((*TRAINING, *QUICK, "privacy.noise_multiplier=1", "plan.measure=false"),),
-            ((*TRAINING, *QUICK, "privacy.eps=8", "parallel=fsdp"),),
-            ((*TRAIN[1:], "privacy.total_eps=6", "model.tokenizer=vocabulary"),),
-        ),
+        (*TRAINING, *QUICK, "privacy.noise_multiplier=1", "plan.measure=false"),
+        (*TRAINING, *QUICK, "privacy.eps=8", "parallel=fsdp"),
+        (*TRAIN[1:], "privacy.total_eps=6", "model.tokenizer=vocabulary"),
     ],
 )
 def test_what_plan_prints(workspace: Workspace, words: tuple[str, ...]) -> None:
@@ -239,7 +236,6 @@ def test_what_the_doctor_prints(workspace: Workspace) -> None:
     check("doctor", json.loads(workspace.run("doctor", "output=json").out))
 
 
-@pytest.mark.slow
 def test_what_a_search_publishes(workspace: Workspace) -> None:
     done = workspace.run("tune", *SEARCH, "tune.gamma=0.5", "hydra.run.dir=search")
     assert done.code == 0, done.err
@@ -248,7 +244,6 @@ def test_what_a_search_publishes(workspace: Workspace) -> None:
     check("privacy", found)
 
 
-@pytest.mark.slow
 def test_images_have_the_classes_they_were_taken_for(workspace: Workspace) -> None:
     done = workspace.run(
         "train", "task=digits", "model=vit-tiny", "privacy=none", "train.steps=1",

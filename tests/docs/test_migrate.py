@@ -1,9 +1,6 @@
 """The pairs of docs/how-to/migrate.md: each script after runs, each before where its library is."""
 
-import contextlib
-import io
 import re
-import runpy
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,8 +10,6 @@ import pytest
 
 from docs.tools.examples import environment
 from docs.tools.pages import DOCS, File, parts_of
-from tests.parallel.forked import in_new_process
-from tests.slowness import slow_but
 
 FILES = {
     part.name: part.content
@@ -22,13 +17,13 @@ FILES = {
     if isinstance(part, File)
 }
 PAIRS = {
-    "trainer": "transformers",
-    "trl": "trl",
     "opacus": "opacus",
+    "trl": "trl",
     "private_transformers": "private_transformers",
+    "trainer": "transformers",
     "fastdp": "fastDP",
 }
-"""What each pair's script before needs."""
+"""What each pair's script before needs; CI runs the first and the fourth."""
 BUDGETS = {"opacus": 3.0}
 
 
@@ -57,31 +52,17 @@ def test_the_page_holds_a_script_before_and_one_after_for_each_library() -> None
         assert "torch.randn(" not in re.sub(r"inputs, .*", "", FILES[f"{name}_after.py"])
 
 
-def printed_here(folder: Path, script: str) -> str:
-    """Runs a script where dpft has been imported; a process of its own spends seconds on that."""
-    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as said:
-        runpy.run_path(script, run_name="__main__")
-    return said.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("name", "has_own_interpreter"),
-    slow_but([("opacus", False)], [("opacus", False), *((name, True) for name in PAIRS)]),
-)
-def test_a_script_after_trains_within_its_budget(
-    folder: Path, name: str, has_own_interpreter: bool
-) -> None:
-    script = f"{name}_after.py"
-    if has_own_interpreter:
-        lines = printed(folder, script)
-    else:
-        lines = in_new_process(printed_here, folder, script)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_script_after_trains_within_its_budget(folder: Path, name: str) -> None:
+    lines = printed(folder, f"{name}_after.py")
     (said,) = re.findall(r"^epsilon ([\d.]+) at delta", lines, re.MULTILINE)
     budget = BUDGETS.get(name, 8.0)
     assert budget - 0.05 < float(said) <= budget
 
 
-@pytest.mark.parametrize("name", slow_but((), PAIRS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAIRS)
 def test_a_script_before_runs_where_its_library_is_installed(folder: Path, name: str) -> None:
     if find_spec(PAIRS[name]) is None:
         compile(FILES[f"{name}_before.py"], f"{name}_before.py", "exec")

@@ -7,6 +7,7 @@ import pytest
 from docs.tools.examples import Failed
 from docs.tools.notebooks import NOTEBOOKS, check, notebook
 from docs.tools.pages import DOCS, File, parts_of
+from tests.slowness import slow
 
 PAGE = """# A page
 
@@ -44,6 +45,7 @@ def code_of(made: str) -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 def test_a_script_is_a_cell_of_python_and_what_it_imports_a_file() -> None:
     made = notebook(PAGE)
     file, script, command = code_of(made)
@@ -54,13 +56,16 @@ def test_a_script_is_a_cell_of_python_and_what_it_imports_a_file() -> None:
     assert check(made, "page") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("return 3", "return 4", "nothing matches 'counted 3' in cell 2"),
-        ("count = three()", "count = thirty()", "cell 2 of 3 failed:(.|\n)*NameError"),
-        ("$ ls *.py", "$ ls *.none", "cell 3 of 3 failed"),
-        ("<!-- check", "<!-- keep", "no cell has a pattern"),
+        *slow(
+            ("count = three()", "count = thirty()", "cell 2 of 3 failed:(.|\n)*NameError"),
+            ("$ ls *.py", "$ ls *.none", "cell 3 of 3 failed"),
+            ("<!-- check", "<!-- keep", "no cell has a pattern"),
+        ),
     ],
 )
 def test_a_notebook_that_does_not_do_what_its_page_says_fails(

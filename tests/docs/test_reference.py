@@ -104,6 +104,7 @@ def test_every_field_of_every_configuration_is_on_a_page(cls: type, made: dict[s
     assert keys - shown - CHOSEN == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(("account", "report"), commands()))
 def test_no_key_lacks_words_or_a_default(name: str) -> None:
     silent = [key.name for key in keys_of_command(name) if not key.text.endswith(".")]

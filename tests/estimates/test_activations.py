@@ -52,17 +52,20 @@ def really_saved(name: str, rows: int = 4) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in found.values())
 
 
-@pytest.mark.parametrize("name", slow_but([*MODELS][:2], MODELS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", slow_but([*MODELS][:1], MODELS))
 def test_as_much_is_counted_as_autograd_saves(name: str) -> None:
     assert traced(name).saved == pytest.approx(really_saved(name), rel=0.05)
 
 
+@pytest.mark.slow
 def test_each_row_leaves_as_much() -> None:
     two, six = traced("gpt2", rows=2), traced("gpt2", rows=6)
     assert two.of_rows(6).saved == pytest.approx(six.saved, rel=0.01)
     assert replace(two.of_rows(6), saved=0) == replace(six, saved=0)
 
 
+@pytest.mark.slow
 def test_a_model_that_computes_again_keeps_less() -> None:
     def saved(*, recomputes: bool) -> int:
         sizes = {"n_layer": 4, "n_embd": 8, "n_head": 2, "vocab_size": 40}
@@ -75,6 +78,7 @@ def test_a_model_that_computes_again_keeps_less() -> None:
     assert saved(recomputes=True) < 0.6 * saved(recomputes=False)
 
 
+@pytest.mark.slow
 def test_layers_that_train_are_named_in_order_and_frozen_ones_are_not() -> None:
     names = [use.name for use in traced("gpt2").uses]
     assert names[0] == names[-1] == "transformer.wte.weight", "tied"
@@ -84,6 +88,7 @@ def test_layers_that_train_are_named_in_order_and_frozen_ones_are_not() -> None:
     assert not any("base_layer.weight" in use.name for use in lora.uses)
 
 
+@pytest.mark.slow
 def test_what_is_guessed_is_of_the_same_size() -> None:
     found = traced("gpt2")
     guess = guessed_activations(on_meta(MODELS["gpt2"]), rows=4, length=LENGTH)
@@ -91,6 +96,7 @@ def test_what_is_guessed_is_of_the_same_size() -> None:
     assert guess.largest == found.largest
 
 
+@pytest.mark.slow
 def test_whole_logits_are_counted() -> None:
     """The logits, and the logarithm of their softmax, which autograd saves."""
     shape, vocabulary = MODELS["gpt2"], 20_000

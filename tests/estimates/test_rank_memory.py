@@ -74,6 +74,7 @@ def test_one_process_holds_weights_sum_loss_and_moments() -> None:
     assert peak(step=replace(STEP, micro_batches=1))["gradients"] == 4 * ALL
 
 
+@pytest.mark.slow
 def test_replicas_hold_as_much_and_exchange_their_sums() -> None:
     assert peak(2, name="ddp") == peak()
     alone, two = peak(step=STEP), peak(2, step=STEP, name="ddp")

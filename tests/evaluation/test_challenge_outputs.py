@@ -12,7 +12,6 @@ from dpft.evaluation.evaluate import compute_metrics, group_examples, score_pred
 from dpft.evaluation.metrics.base import TEXTS
 from dpft.evaluation.predictions import read_predictions
 from dpft.tasks.e2e import E2ETask
-from tests.slowness import slow_but
 
 DATA = Path(os.environ.get("DPFT_DATA", Path(__file__).parents[3] / "shared" / "data")) / "e2e"
 OUTPUTS = DATA / "challenge_outputs"
@@ -60,10 +59,8 @@ def scored(examples, inputs, system, names):
     return score_predictions(task, examples, texts, config=EvalConfig())
 
 
-@pytest.mark.parametrize(
-    "system",
-    [each if each == "tgen" else pytest.param(each, marks=pytest.mark.slow) for each in OFFICIAL],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("system", OFFICIAL)
 def test_scores_equal_the_official_scorers(examples, inputs, system):
     evaluation = scored(examples, inputs, system, QUICK)
     assert evaluation.examples == 630
@@ -77,7 +74,8 @@ def test_meteor_equals_the_official_scorers(examples, inputs, system):
     check(evaluation.metrics, evaluation.not_computed, OFFICIAL[system], ["meteor"])
 
 
-@pytest.mark.parametrize("system", slow_but(("sheff2",), PERL_NIST))
+@pytest.mark.slow
+@pytest.mark.parametrize("system", PERL_NIST)
 def test_nist_equals_the_perl_scorers(examples, inputs, system):
     evaluation = scored(examples, inputs, system, ["nist"])
     assert evaluation.metrics["nist"] == pytest.approx(PERL_NIST[system], abs=5e-4)
@@ -93,6 +91,7 @@ def test_the_scorers_own_example_file_has_its_published_scores(names):
     check(*compute_metrics(names, columns), EXAMPLE, names)
 
 
+@pytest.mark.slow
 def test_every_systems_file_reads(inputs):
     files = sorted(OUTPUTS.glob("*.tsv.gz"))
     assert len(files) == 19

@@ -155,6 +155,7 @@ def test_trust_rule_8_private_records_are_not_scored_while_training():
         check_schedule(published, EvalConfig(enabled=False, **schedule))
 
 
+@pytest.mark.slow
 def test_models_in_shards_are_not_scored_while_training():
     given = ["task=e2e", "task.source=embedded", "model=tiny", "privacy.eps=3"]
     given += ["eval.every_steps=10"]

@@ -112,6 +112,7 @@ def test_perplexity_is_of_the_target_and_its_end_given_the_prompt(model, tokeniz
     assert evaluation.metrics["perplexity"] == pytest.approx(math.exp(total / tokens))
 
 
+@pytest.mark.slow
 def test_scores_and_predictions_do_not_depend_on_the_batch_size(model, tokenizer):
     small, large = (evaluate(model, tokenizer, batch_size=size) for size in (1, 4))
     assert small.predictions == large.predictions

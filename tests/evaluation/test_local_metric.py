@@ -22,6 +22,7 @@ COLUMNS = {
 QUICK = sorted(set(METRICS.entries()) - {"meteor", "meteor_plain", "bertscore", "bleurt"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_the_metric_class_computes_what_the_function_does(name):
     spec = METRICS.named(name)

@@ -72,6 +72,7 @@ def zero_shot(tokenizer, text: str) -> list[float]:
     return pair.softmax(0).tolist()
 
 
+@pytest.mark.slow
 def test_label_words_are_scored_as_by_hand_in_the_order_of_the_records(bert):
     outputs = ModelOutputs(model=small.language_model("bert"), encoding=masked(bert), batch_size=2)
     counts: list[int] = []
@@ -81,6 +82,7 @@ def test_label_words_are_scored_as_by_hand_in_the_order_of_the_records(bert):
     assert counts == [2, 2, 1]
 
 
+@pytest.mark.slow
 def test_short_records_share_the_tokens_that_the_longest_takes_and_keep_their_places(bert):
     texts = ["song", "the long dull play was " * 4, *TEXTS]
     records = [LabeledExample(texts=(text,), label=0.0) for text in texts]
@@ -92,6 +94,7 @@ def test_short_records_share_the_tokens_that_the_longest_takes_and_keep_their_pl
         assert answer == pytest.approx(zero_shot(bert, text), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_likeliest_word_is_the_prediction_and_accuracy_counts_them(bert):
     evaluation = evaluate(bert)
     expected = [int(zero_shot(bert, text)[1] > 0.5) for text in TEXTS]
@@ -102,6 +105,7 @@ def test_the_likeliest_word_is_the_prediction_and_accuracy_counts_them(bert):
     assert (evaluation.split, evaluation.examples) == ("validation_matched", 5)
 
 
+@pytest.mark.slow
 def test_the_limit_takes_the_first_records(bert):
     evaluation = evaluate(bert, limit=2)
     assert evaluation.predictions == evaluate(bert).predictions[:2]
@@ -147,6 +151,7 @@ def writer(max_length: int = 8) -> ModelOutputs:
     return ModelOutputs(model=small.language_model("t5"), encoding=encoding, batch_size=2)
 
 
+@pytest.mark.slow
 def test_a_seq2seq_model_writes_after_its_whole_closed_prompt():
     outputs = writer()
     decode = DecodeConfig(num_beams=2, max_new_tokens=5)

@@ -16,6 +16,8 @@ from dpft.tasks.base import Example
 from tests.evaluation.test_outputs import EXAMPLES, writer
 from tests.parallel.forked import on_ranks
 
+pytestmark = pytest.mark.slow
+
 WRITTEN = DecodeConfig(num_beams=2, max_new_tokens=5)
 
 

@@ -32,6 +32,7 @@ def random_texts() -> list[str]:
     return [" ".join(words) for words in texts]
 
 
+@pytest.mark.slow
 def test_candidates_by_hashing_are_all_that_an_exact_comparison_finds() -> None:
     texts = random_texts()
     grams = [grams_of(text) for text in texts]

@@ -33,7 +33,7 @@ from dpft.generation.decoding import (
 )
 from dpft.methods.base import METHODS
 from tests.models import small
-from tests.slowness import slow_but
+from tests.slowness import slow, slow_but
 
 WORDS = [*"abcdefgh", "<end>"]
 END = WORDS.index("<end>")
@@ -73,7 +73,8 @@ STRATEGIES = [
 ]
 
 
-@pytest.mark.parametrize("strategy", slow_but([*STRATEGIES][:2], STRATEGIES))
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", slow_but(STRATEGIES[1:2], STRATEGIES))
 def test_batch_size_does_not_change_the_texts(model, tokenizer, strategy):
     config = DecodeConfig(max_new_tokens=8, **strategy)
     texts = {
@@ -117,6 +118,7 @@ def test_greedy_is_a_beam_of_one(model, tokenizer):
     assert greedy == beam
 
 
+@pytest.mark.slow
 def test_a_beam_that_holds_every_text_finds_the_likeliest_per_token(model, tokenizer):
     # 9 + 81 texts of at most two tokens; 90 beams drop none. transformers scores a text by its
     # log-likelihood over its number of tokens, end-of-text included.
@@ -256,7 +258,10 @@ def seq2seq_texts(model, sources, *, batch_size=1, **settings):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES[2:], {"num_beams": 4}])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategy", [{"num_beams": 4}, *slow(*((each,) for each in STRATEGIES[2:]))]
+)
 def test_a_seq2seq_models_texts_do_not_depend_on_their_batches(seq2seq, strategy):
     settings = {"max_new_tokens": 7, **strategy}
     alone = seq2seq_texts(seq2seq, SOURCES, **settings)
@@ -266,6 +271,7 @@ def test_a_seq2seq_models_texts_do_not_depend_on_their_batches(seq2seq, strategy
         assert seq2seq_texts(seq2seq, SOURCES, batch_size=batch_size, **settings) == alone
 
 
+@pytest.mark.slow
 def test_a_seq2seq_model_writes_the_likeliest_token_after_its_start(seq2seq):
     seq2seq.eval()
     tokenizer = small.blank_words(closes=True)
@@ -283,6 +289,7 @@ def test_a_seq2seq_model_writes_the_likeliest_token_after_its_start(seq2seq):
     assert texts == expected
 
 
+@pytest.mark.slow
 def test_a_seq2seq_beam_that_holds_every_text_finds_the_likeliest_per_token(seq2seq):
     # 48 + 48 * 48 texts of at most two tokens, of which the beams keep all that can lead
     seq2seq.eval()
@@ -304,6 +311,7 @@ def test_a_seq2seq_beam_that_holds_every_text_finds_the_likeliest_per_token(seq2
     assert text == tokenizer.decode(best, skip_special_tokens=True).strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_a_wrapper_of_pefts_around_a_seq2seq_model_writes_what_the_model_writes(seq2seq, num_beams):
     """A fresh LoRA changes nothing; peft's own ``generate`` takes nothing by position."""
@@ -313,6 +321,7 @@ def test_a_wrapper_of_pefts_around_a_seq2seq_model_writes_what_the_model_writes(
     assert seq2seq_texts(wrapped, SOURCES, batch_size=3, **settings) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["prefix", "prompt"])
 def test_a_seq2seq_model_with_virtual_tokens_writes_the_same_alone_and_in_a_batch(seq2seq, name):
     prepared = METHODS.named(name)(name=name).prepare(seq2seq)
@@ -428,6 +437,7 @@ def test_it_is_what_greedy_decoding_writes(causal: PreTrainedModel) -> None:
     assert len(set(found)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_batches_do_not_change_it_and_none_writes_too_much(
     causal: PreTrainedModel, batch_size: int

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from dpft.generation.processors import (
 )
 from dpft.methods.base import METHODS
 from tests.models import small
-from tests.slowness import slow_but
+from tests.slowness import slow, slow_but
 
 PROBABILITIES = torch.tensor([0.05, 0.5, 0.15, 0.3])
 DRAWS = 1000
@@ -104,6 +105,7 @@ def texts(writer, prompts, **settings):
     return generate_texts(model, tokenizer, prompts, config=config, batch_size=3)
 
 
+@pytest.mark.slow
 def test_the_seed_says_what_is_written(writer):
     prompts = [[5, 6]] * 8
     once = texts(writer, prompts, seed=1)
@@ -113,6 +115,7 @@ def test_the_seed_says_what_is_written(writer):
     assert len(set(once)) > 4
 
 
+@pytest.mark.slow
 def test_a_part_of_the_prompts_keeps_its_places_and_another_attempt_writes_other_texts(writer):
     model, tokenizer = writer
     config = DecodeConfig(strategy="nucleus", max_new_tokens=6, seed=1)
@@ -210,7 +213,7 @@ def test_too_few_tokens_for_the_gaps_are_refused() -> None:
         filling([2], most=4)
 
 
-@pytest.mark.parametrize("strategy", ["greedy", "beam", "nucleus"])
+@pytest.mark.parametrize("strategy", slow_but(["beam"], ["greedy", "beam", "nucleus"]))
 def test_a_model_that_has_learned_nothing_fills_every_gap(strategy: str) -> None:
     tokenizer: PreTrainedTokenizerBase = small.blank_words(closes=True)
     names = ["<extra_id_0>", "<extra_id_1>"]
@@ -296,7 +299,8 @@ def tokens_read(layer: nn.Module) -> Iterator[list[int]]:
     hook.remove()
 
 
-@pytest.mark.parametrize("name", slow_but([*WRITERS][:3], WRITERS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", slow_but(["gpt2"], WRITERS))
 def test_texts_are_those_of_transformers_alone(name: str) -> None:
     model = beginner(name)
     for prompts in (PROMPTS, PROMPTS[:1], [[7]]):
@@ -305,7 +309,13 @@ def test_texts_are_those_of_transformers_alone(name: str) -> None:
             assert written(model, prompts) == expected
 
 
-@pytest.mark.parametrize("name", [name for name in WRITERS if name not in ("t5", "bart")])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(
+        ["gpt2", "falcon_h1, states beside the cache"],
+        [name for name in WRITERS if name not in ("t5", "bart")],
+    ),
+)
 def test_a_decoder_reads_each_prompt_once_and_then_a_token_for_each_beam(name: str) -> None:
     model = beginner(name)
     with tokens_read(model.get_input_embeddings()) as copies:
@@ -321,7 +331,7 @@ def test_a_decoder_reads_each_prompt_once_and_then_a_token_for_each_beam(name: s
     ("name", "keys"),
     [
         ("t5", "decoder.block.0.layer.1.EncDecAttention.k"),
-        ("bart", "model.decoder.layers.0.encoder_attn.k_proj"),
+        *slow(("bart", "model.decoder.layers.0.encoder_attn.k_proj")),
     ],
 )
 def test_a_decoder_makes_keys_of_what_the_encoder_read_once_for_each_input(name, keys) -> None:
@@ -331,8 +341,12 @@ def test_a_decoder_makes_keys_of_what_the_encoder_read_once_for_each_input(name,
     assert counts == [len(PROMPTS) * LENGTH]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5"])
-@pytest.mark.parametrize("method", ["lora", "prefix", "prompt"])
+@pytest.mark.parametrize(
+    ("method", "name"),
+    slow_but(
+        [("lora", "t5"), ("prefix", "gpt2")], product(("lora", "prefix", "prompt"), ("gpt2", "t5"))
+    ),
+)
 def test_what_peft_adds_is_read_along(method: str, name: str) -> None:
     settings = {"lora": {"rank": 2, "targets": {"gpt2": ("c_attn",), "t5": ("q", "v")}[name]}}
     torch.manual_seed(0)

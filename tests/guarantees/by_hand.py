@@ -11,7 +11,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -52,6 +54,12 @@ def seeded_noise(
         )
 
 
+@cache
+def tokenizer_in(folder: Path) -> Any:
+    """Return the tokenizer of a folder, which is read once."""
+    return AutoTokenizer.from_pretrained(folder)
+
+
 def answer_loss(folder: Path, row: Row) -> LossOf:
     """Return the loss of one record: the mean over the answer's tokens and the end token, in nats.
 
@@ -59,7 +67,7 @@ def answer_loss(folder: Path, row: Row) -> LossOf:
         folder: The folder of the model and its tokenizer.
         row: A record with ``question``, which is only read, and ``answer``, which is learned.
     """
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = tokenizer_in(folder)
     question = tokenizer(row["question"], add_special_tokens=False)["input_ids"]
     answer = tokenizer(row["answer"], add_special_tokens=False)["input_ids"]
     ids = torch.tensor([[*question, *answer, tokenizer.eos_token_id]])

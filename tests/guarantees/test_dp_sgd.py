@@ -133,11 +133,13 @@ def test_full_fine_tuning(workspace: Workspace) -> None:
     compare(workspace, model, FULL)
 
 
+@pytest.mark.slow
 def test_biases_alone(workspace: Workspace) -> None:
     model = released(workspace, "bitfit", "method=bitfit", max_grad_norm=BIAS_NORM)
     compare(workspace, model, replace(FULL, trains=is_bias, max_grad_norm=BIAS_NORM))
 
 
+@pytest.mark.slow
 def test_two_phases_with_clipping_norms_of_their_own(workspace: Workspace) -> None:
     """One epoch has three steps; two thirds of it train everything, and the rest the biases."""
     model = released(
@@ -148,6 +150,7 @@ def test_two_phases_with_clipping_norms_of_their_own(workspace: Workspace) -> No
     compare(workspace, model, replace(FULL, steps=2), biases)
 
 
+@pytest.mark.slow
 def test_per_layer_clipping(workspace: Workspace) -> None:
     model = released(
         workspace, "groups", "method=full", "privacy.clipping=per_layer",
@@ -156,6 +159,7 @@ def test_per_layer_clipping(workspace: Workspace) -> None:
     compare(workspace, model, replace(FULL, groups=("*wte*", "*attn*", "*")))
 
 
+@pytest.mark.slow
 def test_units_of_several_records(workspace: Workspace) -> None:
     model = released(
         workspace, "units", "method=full", "privacy.unit=customer", "privacy.records_per_unit=3",
@@ -166,6 +170,7 @@ def test_units_of_several_records(workspace: Workspace) -> None:
     compare(workspace, model, phase, units=units, expected_batch_size=2)
 
 
+@pytest.mark.slow
 def test_a_record_whose_loss_is_not_finite_adds_nothing(workspace: Workspace) -> None:
     """A token of one record has a huge embedding, so that its loss overflows."""
     tokenizer = AutoTokenizer.from_pretrained(workspace.root / "model")

@@ -96,12 +96,14 @@ def test_files_are_written_under_a_temporary_name_and_renamed(ended: Ended) -> N
     assert files <= ended.renamed
 
 
+@pytest.mark.slow
 def test_undamaged_ledgers_are_accounted_for(workspace: Workspace) -> None:
     whole, part = (account(workspace, run) for run in ("run", "crashed"))
     assert (whole.code, part.code) == (0, 0), whole.err + part.err
     assert json.loads(whole.out)["epsilon"] == json.loads(part.out)["epsilon"]
 
 
+@pytest.mark.slow
 def test_an_edited_ledger_is_rejected(workspace: Workspace) -> None:
     """Twice the noise in every line would more than halve epsilon."""
     shutil.rmtree(workspace.root / "run" / "private")
@@ -110,6 +112,7 @@ def test_an_edited_ledger_is_rejected(workspace: Workspace) -> None:
     assert (outcome.code, outcome.out) == (CORRUPTED, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("account", "run=crashed"), ("train", "resume=crashed")])
 def test_a_truncated_ledger_is_rejected(workspace: Workspace, command: tuple[str, ...]) -> None:
     """The checkpoint of step 4 knows that the two remaining steps are not all."""
@@ -120,6 +123,7 @@ def test_a_truncated_ledger_is_rejected(workspace: Workspace, command: tuple[str
     assert len(ledger_steps(path.parent)) == 2
 
 
+@pytest.mark.slow
 def test_a_run_without_its_closing_line_has_not_ended(workspace: Workspace) -> None:
     """So it is after a crash between the model's last file and the closing line."""
     run = workspace.root / "run"
@@ -132,6 +136,7 @@ def test_a_run_without_its_closing_line_has_not_ended(workspace: Workspace) -> N
     assert not (workspace.root / "exported").exists()
 
 
+@pytest.mark.slow
 def test_another_head_than_the_published_one_is_rejected(workspace: Workspace) -> None:
     head = json.loads(account(workspace, "run").out)["ledger"]["head"]
     assert workspace.run("account", "run=run", f"head={head}").code == 0
@@ -140,6 +145,7 @@ def test_another_head_than_the_published_one_is_rejected(workspace: Workspace) -
     assert outcome.code != 0 and outcome.out == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [-1, -2000])
 def test_another_model_than_the_released_one_is_rejected(workspace: Workspace, place: int) -> None:
     """The closing line contains a digest of every tensor of the model."""

@@ -58,6 +58,7 @@ def test_numbers_of_noise_are_independent() -> None:
         assert abs(np.corrcoef(one, other)[0, 1]) < DEVIATIONS / np.sqrt(len(one))
 
 
+@pytest.mark.slow
 def test_blocks_of_a_parameter_differ() -> None:
     ((values,),) = noise_of((2 * BLOCK,))
     first, second = values.double().numpy().reshape(2, BLOCK)
@@ -81,6 +82,7 @@ def test_noisy_numbers_are_on_the_grid(std: float) -> None:
     assert np.array_equal(multiples, np.round(multiples))
 
 
+@pytest.mark.slow
 def test_two_runs_draw_other_noise(tmp_path: Path) -> None:
     """Without a test seed no run repeats the noise of another one."""
     weights = []
@@ -93,6 +95,7 @@ def test_two_runs_draw_other_noise(tmp_path: Path) -> None:
     assert not any(torch.equal(weights[0][name], weights[1][name]) for name in moved)
 
 
+@pytest.mark.slow
 def test_banded_noise_is_correlated(tmp_path: Path) -> None:
     """The sum of a run's noise has the variance that the mechanism of its ledger gives.
 

@@ -24,6 +24,8 @@ from tests.guarantees.watched_runs import (
 )
 from tests.stories.tiny import MARKER, Workspace, make_workspace, umask_zero
 
+pytestmark = pytest.mark.slow
+
 RECORDS = 60
 HELD_OUT = (
     "train", "task=custom", "task.data_dir=rows.csv", 'task.prompt="{question} "',

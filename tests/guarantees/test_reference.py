@@ -38,6 +38,7 @@ def test_draws() -> None:
     assert reference.draws() == VALUES["draws"]
 
 
+@pytest.mark.slow
 def test_noise() -> None:
     assert reference.noise() == VALUES["noise"]
 
@@ -51,6 +52,7 @@ def test_epsilon_after_each_step() -> None:
         assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_releases_the_same_weights(method: str, root: Path) -> None:
     run = reference.train(root, method)
@@ -66,6 +68,7 @@ def test_a_run_releases_the_same_weights(method: str, root: Path) -> None:
     assert reference.diagnostics(run, "mean_loss")[0] == pytest.approx(loss, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", BITWISE)
 def test_a_run_without_a_drawn_record_releases_the_same_noise(method: str, root: Path) -> None:
     run = reference.noise_only(root, method)
@@ -73,6 +76,7 @@ def test_a_run_without_a_drawn_record_releases_the_same_noise(method: str, root:
     assert reference.digest(reference.tensors_of(run)) == VALUES["runs"][method]["digest_of_noise"]
 
 
+@pytest.mark.slow
 def test_a_run_draws_the_records_of_the_documented_sampler() -> None:
     """The mean loss of a run's first step is that of the records that the sampler draws."""
     model = AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL, dtype=torch.float32).eval()

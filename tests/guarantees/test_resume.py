@@ -19,6 +19,8 @@ from tests.guarantees.watched_runs import (
 )
 from tests.stories.tiny import Workspace, make_workspace
 
+pytestmark = pytest.mark.slow
+
 REPEATED = 2
 """Steps between the crashed run's last checkpoint, of step 2, and its last line, of step 4."""
 BAD_INPUT, CORRUPTED = 2, 3

@@ -9,6 +9,8 @@ import pytest
 
 from tests.guarantees.by_hand import drawn
 
+pytestmark = pytest.mark.slow
+
 RECORDS, EXPECTED, STEPS = 1001, 50, 4000
 RATE = EXPECTED / RECORDS
 DEVIATIONS = 5

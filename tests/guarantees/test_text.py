@@ -26,6 +26,8 @@ from transformers import (
 from tests.models import small
 from tests.stories.tiny import Workspace
 
+pytestmark = pytest.mark.slow
+
 IGNORED = -100
 """The label that transformers leaves out of a loss."""
 SHORT, LONG = ("a great film", "yes"), ("it was a dull long play", "this is terrible")

@@ -30,6 +30,7 @@ from tests.methods.shapes import (
 from tests.slowness import slow_but
 
 
+@pytest.mark.slow
 def test_the_default_is_the_papers_share_of_roberta_base() -> None:
     # Bu et al. 2022, table 4: 1.4 %. Two adapters in each of 12 blocks, biases included, no norms.
     model = published(*ROBERTA_BASE)
@@ -38,6 +39,7 @@ def test_the_default_is_the_papers_share_of_roberta_base() -> None:
     assert count_parameters(model).trainable == 24 * each
 
 
+@pytest.mark.slow
 def test_trained_norms_would_be_more_than_the_papers_share_of_roberta_base() -> None:
     # 1.466 %. Of RoBERTa-large, where the table repeats 1.4 %, they are 1.37 % with the norms and
     # 1.34 % without.
@@ -83,7 +85,8 @@ def test_the_norms_train_where_asked_for() -> None:
     assert added and all("LayerNorm" in name for name in added)
 
 
-@pytest.mark.parametrize("shape", slow_but(("gpt2",), ("gpt2", "bert-classification", "t5")))
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ("gpt2", "bert-classification", "t5"))
 def test_adapters_and_biases_together_are_exact_and_outlive_a_save(
     shape: str, tmp_path: Path
 ) -> None:
@@ -218,6 +221,7 @@ def test_a_random_base_is_saved_beside_under_its_own_names(shape: str, tmp_path:
     assert torch.equal(logits(method.restore(base, tmp_path).eval(), kind), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("init", "held_elsewhere"), [("pretrained", True), ("random", False)])
 def test_the_base_is_saved_where_no_checkpoint_holds_it(
     init: str, held_elsewhere: bool, tmp_path: Path

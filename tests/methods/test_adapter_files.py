@@ -79,6 +79,7 @@ def saved_adapter(folder: Path, name_or_path: str) -> str:
     return str(config["base_model_name_or_path"])
 
 
+@pytest.mark.slow
 def test_a_base_from_the_hub_is_named_in_the_config_and_on_the_card(tmp_path: Path) -> None:
     assert saved_adapter(tmp_path, "org/base") == "org/base"
     assert "base_model: org/base" in (tmp_path / "README.md").read_text()

@@ -21,7 +21,7 @@ from tests.methods.shapes import (
     train,
     trained_names,
 )
-from tests.slowness import slow_but, slow_but_every
+from tests.slowness import slow_but_every
 
 LONGFORMER = {"vocab_size": 50265, "max_position_embeddings": 4098, "type_vocab_size": 1}
 # Bu et al. 2022, tables 1 and 12. What is counted is the pre-trained body with its pooler and
@@ -48,7 +48,7 @@ PUBLISHED = {
 UNION_SHAPES = ("gpt2", "bert-masked-lm", "bert-classification")
 
 
-@pytest.mark.parametrize("name", slow_but_every(4, PUBLISHED))
+@pytest.mark.parametrize("name", slow_but_every(11, PUBLISHED))
 def test_the_share_of_a_published_model_is_that_of_the_paper(name: str) -> None:
     shape, expected = PUBLISHED[name]
     assert share(recipe("bitfit"), published(*shape)) == pytest.approx(expected, abs=5e-4)
@@ -84,7 +84,8 @@ def test_the_embeddings_can_train_beside_the_biases() -> None:
     assert added == {"transformer.wte.weight"}
 
 
-@pytest.mark.parametrize("shape", slow_but(("gpt2",), UNION_SHAPES))
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", UNION_SHAPES)
 def test_embeddings_and_biases_together_are_exact_and_outlive_a_save(
     shape: str, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ def mixers(n: int) -> nn.ModuleList:
     return nn.ModuleList(nn.Linear(n, n, bias=False) for _ in range(n))
 
 
+@pytest.mark.slow
 def test_the_default_is_the_papers_share_of_roberta_base() -> None:
     # Bu et al. 2022, table 4: 0.055 %, without the norms, which are 0.031 % by themselves.
     model = published(*ROBERTA_BASE)
@@ -63,6 +64,7 @@ def test_all_layers_share_the_mixing_matrices() -> None:
     assert len(names) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
 def test_a_matrix_that_many_layers_use_is_clipped_exactly(engine: str) -> None:
     model = prepared(recipe("compacter", bottleneck=4, n=2), "gpt2")

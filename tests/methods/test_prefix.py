@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import (
     DistilBertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
+    PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
     T5ForSequenceClassification,
@@ -31,6 +33,7 @@ from tests.methods.shapes import (
     trained_names,
 )
 from tests.privacy.clipping.architectures import batches
+from tests.slowness import slow_but
 
 NAMES = ("gpt2", "bert-classification", "t5")
 TOLERANCE = 1e-6
@@ -41,6 +44,7 @@ def prefix(**settings) -> Prefix:
     return Prefix(name="prefix", **{"length": 3, "hidden": 5} | settings)
 
 
+@pytest.mark.slow
 def test_gpt2_small_trains_ten_million_parameters_without_storage() -> None:
     with torch.device("meta"):
         model = GPT2LMHeadModel(GPT2Config())
@@ -51,7 +55,7 @@ def test_gpt2_small_trains_ten_million_parameters_without_storage() -> None:
     assert counts.trainable == 10 * 768 + into + out == 9_857_024
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(["bert-classification"], NAMES))
 def test_only_the_prefix_and_a_new_head_train(name) -> None:
     prepared = prefix().prepare(fresh(name), new_of(name))
     own = {parameter for parameter in trained_names(prepared) if "prompt_encoder" in parameter}
@@ -97,19 +101,22 @@ def test_settings_that_cannot_be_are_refused(settings, sentence) -> None:
         prefix(**settings)
 
 
-def unfit() -> dict[str, object]:
-    small = DistilBertConfig(vocab_size=40, dim=16, n_layers=1, n_heads=2, hidden_dim=24)
-    return {
-        "BertForMaskedLM": fresh("bert-masked-lm"),
-        "DistilBertForSequenceClassification": DistilBertForSequenceClassification(small),
-        "T5ForSequenceClassification": T5ForSequenceClassification(T5Config(**case("t5").options)),
-    }
+SMALL = {"vocab_size": 40, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24}
+UNFIT: dict[str, Callable[[], PreTrainedModel]] = {
+    "BertForMaskedLM": lambda: fresh("bert-masked-lm"),
+    "DistilBertForSequenceClassification": lambda: DistilBertForSequenceClassification(
+        DistilBertConfig(**SMALL)
+    ),
+    "T5ForSequenceClassification": lambda: T5ForSequenceClassification(
+        T5Config(**case("t5").options)
+    ),
+}
 
 
-@pytest.mark.parametrize("kind", unfit())
+@pytest.mark.parametrize("kind", UNFIT)
 def test_a_model_without_room_for_a_prefix_is_refused(kind) -> None:
     with pytest.raises(InputError, match=f"^method=prefix needs .*, got {kind}; choose another"):
-        prefix().prepare(unfit()[kind])
+        prefix().prepare(UNFIT[kind]())
 
 
 WIDE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 40}
@@ -122,7 +129,7 @@ DECODERS: dict[str, dict] = {
 """Heads whose number or width peft does not read from the configuration as the layers do."""
 
 
-@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("kind", slow_but(["falcon"], DECODERS))
 def test_a_prefix_fits_the_heads_of_the_layers(kind) -> None:
     config = CONFIG_MAPPING[kind](**DECODERS[kind])
     model = shaken(prefix().prepare(AutoModelForCausalLM.from_config(config))).eval()

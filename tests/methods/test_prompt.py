@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from transformers import (
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
+    PreTrainedModel,
     T5Config,
     T5ForSequenceClassification,
 )
@@ -65,17 +67,18 @@ def test_a_prompt_without_tokens_is_refused() -> None:
         prompt(num_virtual_tokens=0)
 
 
-def unfit() -> dict[str, object]:
-    return {
-        "BertForMaskedLM": fresh("bert-masked-lm"),
-        "GPT2ForSequenceClassification": GPT2ForSequenceClassification(
-            GPT2Config(**case("gpt2").options)
-        ),
-        "T5ForSequenceClassification": T5ForSequenceClassification(T5Config(**case("t5").options)),
-    }
+UNFIT: dict[str, Callable[[], PreTrainedModel]] = {
+    "BertForMaskedLM": lambda: fresh("bert-masked-lm"),
+    "GPT2ForSequenceClassification": lambda: GPT2ForSequenceClassification(
+        GPT2Config(**case("gpt2").options)
+    ),
+    "T5ForSequenceClassification": lambda: T5ForSequenceClassification(
+        T5Config(**case("t5").options)
+    ),
+}
 
 
-@pytest.mark.parametrize("kind", unfit())
+@pytest.mark.parametrize("kind", UNFIT)
 def test_a_model_that_cannot_take_a_prompt_is_refused(kind) -> None:
     with pytest.raises(InputError, match=f"^method=prompt needs .*, got {kind}; choose another"):
-        prompt().prepare(unfit()[kind])
+        prompt().prepare(UNFIT[kind]())

@@ -1,6 +1,7 @@
 """RGP against Yu et al. 2021 (arXiv 2106.09352) written out densely, one example at a time."""
 
 import copy
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -129,8 +130,8 @@ def reference(plain: nn.Module, carriers) -> dict[str, torch.Tensor]:
     return sums
 
 
-@pytest.mark.parametrize("rank", slow_but((2,), (1, 2, 4)))
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "rank"), slow_but([("gpt2", 2)], product(MODELS, (1, 2, 4))))
 def test_the_gradient_of_each_weight_is_the_papers_and_no_gradient_is_rescaled(kind, rank):
     plain = base(kind, torch.float64)
     method = rgp(rank=rank, train_biases=True)
@@ -152,6 +153,7 @@ def test_the_gradient_of_each_weight_is_the_papers_and_no_gradient_is_rescaled(k
         assert difference <= 1e-6 * max(float(truth.norm()), 1e-3), moved[parameter]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", MODELS)
 def test_clipped_sums_of_the_carriers_are_those_of_examples_executed_separately(kind, engine):
@@ -221,6 +223,7 @@ def test_before_the_first_update_the_weight_itself_takes_its_place():
     assert abs(layer.right.weight[0] @ right[0]).item() == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_carriers_are_counted_without_storage():
     """Four dense layers of GPT-2, with sides (d, 3d), (d, d), (d, 4d) and (4d, d): 16 d r each."""
     with torch.device("meta"):
@@ -270,6 +273,7 @@ def with_method(folder: Path, method: RGP, model: nn.Module, **settings):
     return own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("private", [True, False])
 def test_training_moves_the_weights_and_saves_them_as_a_plain_model(tmp_path, private):
     method, model = rgp(rank=2), toy.tiny_model()
@@ -306,6 +310,7 @@ def take_steps(method: RGP, state: TrainingState, steps: range) -> None:
         state.scheduler.step()
 
 
+@pytest.mark.slow
 def test_going_on_from_a_checkpoint_is_bit_identical_to_never_having_stopped(tmp_path):
     """The first weights are part of the checkpoint: carriers follow from them."""
     method = rgp(rank=2)

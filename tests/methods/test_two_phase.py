@@ -1,4 +1,5 @@
 import logging
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from dpft.training.training_state import TrainingState
 from tests.clipped_batches import clipped_batches
 from tests.privacy.clipping.oracle import ENGINES, TOLERANCE, distance, unit_gradients
 from tests.self_checks import checked_phases
-from tests.slowness import slow
+from tests.slowness import slow_but
 from tests.training import toy
 from tests.training.toy import train_ordinarily, train_privately
 
@@ -142,8 +143,10 @@ def test_a_step_of_a_run_that_was_not_planned_is_refused():
         method.begin_step(model, 0)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("step", [0, SWITCH])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("step", "engine"), slow_but([(SWITCH, "book_keeping")], product((0, SWITCH), ENGINES))
+)
 def test_clipped_sums_of_both_phases_are_those_of_examples_executed_separately(step, engine):
     method, model = prepared()
     method.begin_step(model.eval(), step)
@@ -169,8 +172,12 @@ def run_privately(folder: Path, **settings) -> list[dict[str, torch.Tensor]]:
     return [load_file(path / "model.safetensors") for path in folders]
 
 
-def test_weights_are_bit_identical_throughout_the_second_phase_and_biases_move(tmp_path):
-    """Under AdamW with momentum and weight decay, which moves whatever has a gradient."""
+@pytest.mark.slow
+def test_weights_stay_in_the_second_phase_and_the_ledger_has_each_phases_sensitivity(tmp_path):
+    """Under AdamW with momentum and weight decay, which moves whatever has a gradient.
+
+    Weights are bit-identical throughout it, biases move; the noise multiplier is one.
+    """
     weights = run_privately(tmp_path, bitfit_max_grad_norm=0.02, bitfit_learning_rate=0.1)
     model = toy.tiny_model()
     for step in range(STEPS):
@@ -179,14 +186,12 @@ def test_weights_are_bit_identical_throughout_the_second_phase_and_biases_move(t
         second = step >= SWITCH
         assert moved == (biases(model) if second else {n for n, _ in model.named_parameters()})
 
-
-def test_the_ledger_has_each_phases_sensitivity_and_one_noise_multiplier(tmp_path):
-    run_privately(tmp_path, bitfit_max_grad_norm=0.02)
     mechanisms = read_ledger(tmp_path / "ledger.jsonl").mechanisms
     assert [step.sensitivity for step in mechanisms] == [0.1, 0.1, 0.02, 0.02, 0.02]
     assert {(step.noise_multiplier, step.sample_rate) for step in mechanisms} == {(1.0, 0.5)}
 
 
+@pytest.mark.slow
 def test_ordinary_training_has_the_same_phases(tmp_path):
     method, model = prepared()
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -211,7 +216,8 @@ def training_state(method: TwoPhase, model: torch.nn.Module) -> TrainingState:
     return toy.training_state(model, optimizer, steps=STEPS, factor=factor)
 
 
-@pytest.mark.parametrize("reset", [True, *slow((False,))])
+@pytest.mark.slow
+@pytest.mark.parametrize("reset", [True, False])
 def test_the_second_phase_begins_with_a_new_optimizer_where_it_is_asked_for(tmp_path, reset):
     """After the switch a new Adam has seen one gradient, and knows of the biases alone."""
     method, model = prepared(reset_optimizer=reset)

@@ -6,7 +6,7 @@ from dpft.methods.base import count_parameters
 from dpft.models.batch_norm import replace_batch_norm
 from tests.methods.shapes import recipe, trained_names
 from tests.methods.vision_shapes import IN_TRANSFORMERS, VGG, WIDE, image_model
-from tests.slowness import slow_but_every
+from tests.slowness import slow_but
 
 # What trains and what there is with 10 classes and with 1000, computed from the architectures;
 # the published percentage, and the head that gives it (Table 12 does not say which it counts).
@@ -43,7 +43,7 @@ def heads(model) -> frozenset[str]:
     return frozenset(names[-2:])
 
 
-@pytest.mark.parametrize("name", slow_but_every(4, PUBLISHED))
+@pytest.mark.parametrize("name", slow_but(["vit_small"], PUBLISHED))
 def test_the_biases_of_a_published_model_are_as_many_as_the_paper_counts(name):
     *counts, percent, head = PUBLISHED[name]
     for classes, (biases, total) in zip(CLASSES, counts, strict=True):
@@ -70,6 +70,7 @@ def test_beits_own_query_and_value_biases_stay_frozen_as_the_paper_counts():
     assert {name.split("attention.")[1] for name in frozen} == {"q_proj.bias", "v_proj.bias"}
 
 
+@pytest.mark.slow
 def test_the_second_of_two_phases_trains_what_bitfit_trains():
     for name in ("beit_base", "resnet18"):
         one, two = image_model(name, 10), image_model(name, 10)

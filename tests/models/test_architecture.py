@@ -51,6 +51,7 @@ from dpft.models.source import MEAN, ModelConfig
 from dpft.tokenizers import save_tokenizer
 from tests.models import small
 from tests.refused import refusal
+from tests.slowness import slow
 
 CLASSES = Head(kind=CLASSIFIER, labels=("no", "yes", "maybe"))
 
@@ -59,6 +60,7 @@ def architecture(folder: Path, **settings: object) -> Architecture:
     return read_architecture(ModelConfig(name="small", path=str(folder), **settings))
 
 
+@pytest.mark.slow
 def test_nobody_changes_what_was_read(tmp_path: Path) -> None:
     """A head writes its classes, and transformers its own notes, into the configuration."""
     known = architecture(small.save("bert", tmp_path))
@@ -71,6 +73,7 @@ def test_nobody_changes_what_was_read(tmp_path: Path) -> None:
     assert known.config().num_labels == 2
 
 
+@pytest.mark.slow
 def test_the_vocabulary_has_a_size_and_a_saved_pooler_is_known_again(tmp_path: Path) -> None:
     bare = architecture(small.save("bert", tmp_path / "base"))
     assert (bare.vocabulary_size, bare.pooling, bare.is_pooled) == (48, None, False)
@@ -113,6 +116,7 @@ def test_an_unreachable_hub_is_said_at_once_with_the_ways_out(
     assert all(way in text for way in ("model.path", "task.data_dir", "model=tiny"))
 
 
+@pytest.mark.slow
 def test_of_model_architecture_a_checkpoint_takes_its_dropout_alone(tmp_path: Path) -> None:
     folder = small.save("bert", tmp_path)
     wide = {"model_type": "bert", "hidden_size": 4096, "hidden_dropout_prob": 0.3}
@@ -363,11 +367,13 @@ def test_a_head_in_words():
 @pytest.mark.parametrize(
     ("made", "expected"),
     [
-        (BertModel, CLASSIFIER_NAMES),
         (BertForMaskedLM, POOLER | CLASSIFIER_NAMES),
-        (BertForPreTraining, CLASSIFIER_NAMES),
         (BertForSequenceClassification, set()),
-        (None, CLASSIFIER_NAMES),
+        *slow(
+            (BertModel, CLASSIFIER_NAMES),
+            (BertForPreTraining, CLASSIFIER_NAMES),
+            (None, CLASSIFIER_NAMES),
+        ),
     ],
 )
 def test_the_new_parameters_of_a_classifier_are_those_its_checkpoint_lacks(made, expected):
@@ -377,17 +383,15 @@ def test_the_new_parameters_of_a_classifier_are_those_its_checkpoint_lacks(made,
 @pytest.mark.parametrize(
     ("made", "expected"),
     [
-        (BertModel, CLASSIFIER_NAMES),
         (BertForMaskedLM, CLASSIFIER_NAMES),
-        (PooledClassifier, set()),
-        (None, CLASSIFIER_NAMES),
+        *slow((BertModel, CLASSIFIER_NAMES), (PooledClassifier, set()), (None, CLASSIFIER_NAMES)),
     ],
 )
 def test_the_mean_has_no_new_pooler(made, expected):
     assert new(made, small.bert_config(), CLASSES_HEADS, MEAN) == expected
 
 
-@pytest.mark.parametrize("made", [BertModel, BertForSequenceClassification, None])
+@pytest.mark.parametrize("made", [BertModel, *slow((BertForSequenceClassification,), (None,))])
 def test_a_checkpoint_without_a_language_head_lacks_it(made):
     names = new(made, small.bert_config(), Head(kind=MASKED))
     assert names and all(name.startswith("cls.predictions.") for name in names)
@@ -398,12 +402,13 @@ def test_a_checkpoint_with_a_masked_language_head_lacks_nothing(made):
     assert new(made, small.bert_config(), Head(kind=MASKED)) == set()
 
 
-@pytest.mark.parametrize("made", [GPT2LMHeadModel, None])
+@pytest.mark.parametrize("made", [GPT2LMHeadModel, *slow((None,))])
 def test_a_causal_model_lacks_only_the_score_of_its_classes(made):
     assert new(made, small.gpt2_config(), Head(kind=CAUSAL)) == set()
     assert new(GPT2LMHeadModel, small.gpt2_config(), CLASSES_HEADS) == {"score.weight"}
 
 
+@pytest.mark.slow
 def test_an_encoder_alone_lacks_the_decoder():
     names = new(T5EncoderModel, small.t5_config(), Head(kind=SEQ2SEQ))
     assert names and all("decoder" in name or "lm_head" in name for name in names)

@@ -51,7 +51,7 @@ def test_the_promised_image_models_are_there():
     assert {*SIZES, *TINY} <= {path.stem for path in FOLDER.glob("*.yaml")}
 
 
-@pytest.mark.parametrize("name", slow_but_every(4, SIZES))
+@pytest.mark.parametrize("name", slow_but_every(9, SIZES))
 def test_an_architecture_has_the_published_size_and_needs_no_network(name):
     model = model_of(name, "meta")
     assert sum(p.numel() for p in model.parameters()) == SIZES[name]
@@ -67,7 +67,7 @@ def test_a_tiny_model_takes_digits(name):
     check_model(model.train())
 
 
-@pytest.mark.parametrize("name", slow_but_every(4, [*SIZES, *TINY]))
+@pytest.mark.parametrize("name", slow_but_every(9, [*SIZES, *TINY]))
 def test_the_modules_that_lora_adapts_are_linear_ones(name):
     targets, model = random(name).lora_targets, model_of(name, "meta")
     dense = {

@@ -184,7 +184,10 @@ def test_a_folder_may_hold_only_a_sentencepiece_model(tmp_path, name):
 CLASSES = Head(kind=CLASSIFIER, labels=("no", "yes"))
 
 
-@pytest.mark.parametrize(("name", "kind"), [("bert", MASKED), ("gpt2", CAUSAL), ("t5", SEQ2SEQ)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind"), [("t5", SEQ2SEQ), *slow(("bert", MASKED), ("gpt2", CAUSAL))]
+)
 def test_every_kind_of_language_model_is_loaded_whole(tmp_path, name, kind):
     config = local(small.save(name, tmp_path))
     assert language_head(config) == Head(kind=kind)
@@ -193,8 +196,11 @@ def test_every_kind_of_language_model_is_loaded_whole(tmp_path, name, kind):
     assert equal(model, small.language_model(name))
 
 
-@pytest.mark.parametrize("pooling", [None, MEAN])
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "pooling"),
+    [("gpt2", MEAN), *slow(("bert", None), ("bert", MEAN), ("gpt2", None))],
+)
 def test_a_new_head_follows_the_seed_and_the_rest_is_the_checkpoints(tmp_path, name, pooling):
     config = local(small.save(name, tmp_path), pooling=pooling)
     new = new_names(config, CLASSES)
@@ -215,7 +221,8 @@ def test_a_new_head_follows_the_seed_and_the_rest_is_the_checkpoints(tmp_path, n
         assert torch.equal(weight, found), name
 
 
-@pytest.mark.parametrize("pooling", [None, MEAN])
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", [MEAN, *slow((None,))])
 def test_a_saved_classifier_has_no_new_parameters(tmp_path, pooling):
     first = local(small.save("bert", tmp_path / "base"), pooling=pooling)
     model = load_model(first, seed=1, head=CLASSES)
@@ -227,6 +234,7 @@ def test_a_saved_classifier_has_no_new_parameters(tmp_path, pooling):
     assert equal(loaded, model)
 
 
+@pytest.mark.slow
 def test_an_encoder_without_language_head_is_refused_for_label_words_and_serves_classes(tmp_path):
     BertModel(small.bert_config()).save_pretrained(tmp_path)
     text = refusal(load_model, local(tmp_path), seed=0, head=Head(kind=MASKED))
@@ -236,6 +244,7 @@ def test_an_encoder_without_language_head_is_refused_for_label_words_and_serves_
     assert fresh.config.vocab_size == 48
 
 
+@pytest.mark.slow
 def test_a_classifier_of_other_classes_is_refused(tmp_path):
     head = Head(kind=CLASSIFIER, labels=("a", "b", "c"))
     load_model(local(small.save("bert", tmp_path)), seed=0, head=head).save_pretrained(tmp_path)

@@ -37,6 +37,7 @@ from tests.privacy.clipping.oracle import (
     distance,
     unit_gradients,
 )
+from tests.slowness import slow_but
 
 VOCABULARY = 11
 ROWS = [([1, 2, 3, 4, 5], 2), ([6, 7, 8], 1), ([9, 10], 0)]
@@ -244,11 +245,15 @@ def assert_exact(case: Case, expected: UnitGradients, **options: Any) -> None:
     assert distance(got, expected, norm) <= TOLERANCE
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", slow_but(["bert-words", "gpt2-classes"], MAKERS), indirect=True)
 def test_every_kinds_gradients_are_clipped_as_those_of_unpadded_rows(case):
     batch, rows = case.layout.collate(case.rows), [case.layout.collate([row]) for row in case.rows]
     assert_exact(case, unit_gradients(case.model, per_example_losses, batch, alone=rows))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", slow_but(["gpt2-classes"], MAKERS), indirect=True)
 def test_every_kinds_gradients_are_clipped_with_the_masks_that_the_model_draws(case):
     case.model.train()
     batch = case.layout.collate(case.rows)

@@ -25,6 +25,7 @@ from dpft.models.source import MEAN, ModelConfig
 from dpft.non_text_modules import idle_modules
 from tests.models import multimodal
 from tests.refused import refusal
+from tests.slowness import slow
 
 ADDED = re.compile(r"vision.*(lora_|\.adapter\.|carrier|left|right)")
 CLASSES = Head(kind=CLASSIFIER, labels=("no", "yes"))
@@ -34,6 +35,7 @@ def local(folder: Path):
     return read_architecture(ModelConfig(name="small", path=str(folder)))
 
 
+@pytest.mark.slow
 def test_a_text_only_class_takes_the_weights_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
     architecture = local(multimodal.save("qwen3_5", tmp_path))
     assert new_names(architecture) == frozenset()
@@ -44,6 +46,7 @@ def test_a_text_only_class_takes_the_weights_of_a_multimodal_checkpoint(tmp_path
         assert torch.equal(loaded.get_parameter(name), parameter), name
 
 
+@pytest.mark.slow
 def test_a_tokenizer_has_only_the_tokens_of_its_files(tmp_path: Path) -> None:
     architecture = local(multimodal.save("qwen3_5", tmp_path))
     words = Tokenizer(WordLevel({"a": 0, "<end>": 1}))
@@ -68,6 +71,7 @@ def test_padding_is_that_of_the_text_model() -> None:
     assert padding_id(config) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "new"), [("gemma3", {"score.weight"}), ("llava", None)])
 def test_a_classifier_has_a_new_head_only(family, new, tmp_path: Path) -> None:
     architecture = local(multimodal.save(family, tmp_path))
@@ -77,9 +81,13 @@ def test_a_classifier_has_a_new_head_only(family, new, tmp_path: Path) -> None:
     load_model(architecture, seed=0, head=CLASSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "reason"),
-    [("kosmos-2", "without images"), ("blip-2", "without images"), ("mllama", "only images")],
+    [
+        ("kosmos-2", "without images"),
+        *slow(("blip-2", "without images"), ("mllama", "only images")),
+    ],
 )
 def test_a_model_that_needs_images_is_rejected_before_its_weights_are_read(
     family, reason, tmp_path: Path
@@ -95,10 +103,8 @@ def test_a_model_that_needs_images_is_rejected_before_its_weights_are_read(
     ("method", "settings"),
     [
         ("full", {}),
-        ("norms", {}),
-        ("top2", {"blocks": 1}),
+        *slow(("norms", {}), ("top2", {"blocks": 1}), ("rgp", {"rank": 2})),
         ("two_phase", {"train_embeddings": True}),
-        ("rgp", {"rank": 2}),
         ("lora", {"targets": ("q_proj", "v_proj"), "train_biases": True}),
         ("adapter", {"targets": ("o_proj", "out_proj"), "bottleneck": 4}),
     ],

@@ -1,6 +1,7 @@
 """Quantized base models: exact clips over them, weights that stay, and what is refused."""
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ TARGETS = {"gpt2": ("c_attn", "c_proj")}
 KINDS = ("nf4", "int8")
 NORM = 0.5
 EVERY = [(base, kind) for base in BASES for kind in KINDS]
-CORE = (("llama", "nf4"), ("qwen2", "int8"), ("gpt2", "nf4"))
+FAST = (("llama", "nf4"), ("gpt2", "int8"))
 NF4_LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -122,12 +123,10 @@ def assert_exact(model: nn.Module, engine: str = "auto") -> None:
     assert distance(got, expected, NORM) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind", "checkpointing"),
-    slow_but(
-        [("llama", "nf4", False), ("qwen2", "int8", True), ("gpt2", "nf4", False)],
-        [(*base, checkpointing) for base in EVERY for checkpointing in (False, True)],
-    ),
+    [(*base, checkpointing) for base in EVERY for checkpointing in (False, True)],
 )
 def test_norms_and_sums_are_those_of_examples_executed_separately(
     folders: Callable[[str], Path], name: str, kind: str, checkpointing: bool
@@ -137,8 +136,11 @@ def test_norms_and_sums_are_those_of_examples_executed_separately(
         assert_exact(model, engine)
 
 
-@pytest.mark.parametrize("method", ["adapter", "bitfit", "norms"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    slow_but([("int8", "bitfit")], product(KINDS, ("adapter", "bitfit", "norms"))),
+)
 def test_other_methods_are_exact_too(folders, kind: str, method: str) -> None:
     assert_exact(adapted(loaded(folders("gpt2"), kind), "gpt2", method))
 
@@ -177,7 +179,8 @@ def test_int8_weights_are_within_half_a_level_of_their_row(folders) -> None:
     assert 0.4 < off.max() < 0.5 + 127 * 2**-11
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", slow_but(["nf4"], KINDS))
 def test_the_same_checkpoint_is_quantized_to_the_same_bits(folders, kind: str) -> None:
     one, other = (digests_of(loaded(folders("qwen2"), kind)) for _ in range(2))
     assert one == other and any("q_proj" in name for name in one)
@@ -185,6 +188,7 @@ def test_the_same_checkpoint_is_quantized_to_the_same_bits(folders, kind: str) -
     assert any(scales in name for name in one), "a scale is digested as its weights are"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_neither_training_nor_evaluation_writes_to_frozen_state(folders, kind: str) -> None:
     model = adapted(loaded(folders("llama"), kind))
@@ -243,6 +247,7 @@ def test_a_frozen_layer_is_the_product_with_its_weight(folders, precision) -> No
         assert (found - expected).norm() < tolerance * expected.norm()
 
 
+@pytest.mark.slow
 def test_a_merged_export_is_of_the_weights_that_it_trained_on(folders) -> None:
     for name in ("llama", "gpt2"):
         settings = ModelConfig(name="base", path=str(folders(name)), quantization="nf4")
@@ -261,7 +266,7 @@ def test_a_merged_export_is_of_the_weights_that_it_trained_on(folders) -> None:
             assert torch.allclose(losses_of(again, batch), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "kind"), slow_but(CORE, EVERY))
+@pytest.mark.parametrize(("name", "kind"), slow_but(FAST, EVERY))
 def test_a_plan_counts_the_bytes_that_loading_takes(folders, name: str, kind: str) -> None:
     architecture = read_architecture(
         ModelConfig(name="base", path=str(folders(name)), quantization=kind)
@@ -294,8 +299,13 @@ ONE_BILLION = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ONE_BILLION)
-@pytest.mark.parametrize(("kind", "bits"), [("nf4", 4.127), ("int8", 8.0)])
+@pytest.mark.parametrize(
+    ("kind", "bits", "name"),
+    slow_but(
+        [("nf4", 4.127, "llama")],
+        [(*kind, name) for kind in (("nf4", 4.127), ("int8", 8.0)) for name in ONE_BILLION],
+    ),
+)
 def test_a_plan_of_a_billion_weights_counts_bits_as_published(
     tmp_path: Path, name: str, kind: str, bits: float
 ) -> None:

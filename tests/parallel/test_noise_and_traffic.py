@@ -9,7 +9,8 @@ from dpft.privacy import noise as noise_module
 from dpft.privacy.sampling import PoissonSampler
 from tests.parallel.forked import on_ranks
 from tests.parallel.small_steps import Case, Outcome, gradients_of, prepared, seeded, take_steps
-from tests.slowness import slow_but
+
+pytestmark = pytest.mark.slow
 
 NOISE = Case(sample_rate=1e-12, noise_multiplier=1.0)
 """Nobody is drawn, so that the gradient is noise alone."""
@@ -100,7 +101,7 @@ def test_every_rank_takes_the_firsts_draw_whatever_it_would_draw_itself() -> Non
         assert [len(norms) for norms in answer.norms] == [len(norms) for norms in expected.norms]
 
 
-@pytest.mark.parametrize("size", slow_but([2], [2, 4]))
+@pytest.mark.parametrize("size", [2, 4])
 def test_no_draw_hangs_nor_changes_the_step(size: int) -> None:
     """Empty draws, those of one unit, and fewer micro-batches than ranks."""
     expected = take_steps(ALONE, RARE)
@@ -129,8 +130,7 @@ def test_a_share_of_whole_units_is_a_ranks_own() -> None:
     assert (first.own_units, second.own_units) == ([24, 24], [0, 0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", slow_but([2], [2, 4]))
+@pytest.mark.parametrize("size", [2, 4])
 def test_what_passes_between_ranks_does_not_grow_with_micro_batches(size: int) -> None:
     """Each gradient number goes to its owner and comes back: twice, as in an all-reduce."""
     (many, *_), (few, *_) = (

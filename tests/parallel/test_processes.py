@@ -54,6 +54,7 @@ def test_a_port_in_use_is_named(listener: socket.socket, monkeypatch: pytest.Mon
     assert refusal(monkeypatch, 0).startswith(f"MASTER_PORT={port} is in use by another program")
 
 
+@pytest.mark.slow
 def test_who_waits_for_another_program_gives_up(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +86,7 @@ def times_of_a_slow_meeting(ranks: Ranks) -> tuple[float, float]:
     return connected[0], begun
 
 
+@pytest.mark.slow
 def test_no_rank_goes_on_before_all_have_met() -> None:
     """One that ended before would break the meeting of the others."""
     connected, begun = zip(*on_ranks(times_of_a_slow_meeting, 3), strict=True)

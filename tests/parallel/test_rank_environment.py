@@ -27,6 +27,7 @@ def outcome(**environment: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_first_process_speaks() -> None:
     done = outcome(RANK="0", WORLD_SIZE="2")
     assert sorted(done.stdout.split()) == ["child", "print"]
@@ -34,6 +35,7 @@ def test_the_first_process_speaks() -> None:
     assert done.returncode == 2
 
 
+@pytest.mark.slow
 def test_another_process_says_nothing_but_the_error_that_it_ends_with() -> None:
     done = outcome(RANK="1", WORLD_SIZE="2")
     assert done.stdout == ""
@@ -41,6 +43,7 @@ def test_another_process_says_nothing_but_the_error_that_it_ends_with() -> None:
     assert done.returncode == 2
 
 
+@pytest.mark.slow
 def test_one_process_alone_speaks() -> None:
     assert outcome(RANK="1", WORLD_SIZE="1").stdout != ""
 

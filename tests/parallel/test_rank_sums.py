@@ -13,6 +13,7 @@ from dpft.parallel import rank_sums as reductions
 from dpft.parallel.rank_sums import finish_sums, owned_places
 from dpft.parallel.ranks import ALONE, Ranks
 from tests.parallel.forked import on_ranks
+from tests.slowness import slow_but
 
 LENGTHS = {
     "even": [8, 8, 8, 8],
@@ -71,7 +72,8 @@ def expected_bits(lengths: list[int], size: int, dtype: torch.dtype) -> list[byt
     ]
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", slow_but([2], [2, 4]))
 def test_every_rank_gets_the_float64_sum_rounded_once(size: int) -> None:
     every = on_ranks(finished_each, size, list(LENGTHS.values()))
     for lengths, *answers in zip(LENGTHS.values(), *every, strict=True):
@@ -88,6 +90,7 @@ def finished_each(ranks: Ranks, each: list[list[int]]) -> list[dict[str, Any]]:
     return [finished(ranks, lengths, torch.float32) for lengths in each]
 
 
+@pytest.mark.slow
 def test_a_sum_of_float64_gradients_stays_float64_in_the_order_of_ranks() -> None:
     lengths = LENGTHS["one big and many small"]
     answers = on_ranks(finished, 4, lengths, torch.float64)
@@ -102,6 +105,7 @@ def test_the_test_can_tell_a_sum_in_float32_from_one_in_float64() -> None:
     assert not torch.equal(first + (second + third), first + second + third)
 
 
+@pytest.mark.slow
 def test_where_owners_are_given_each_gets_its_own_stretches_and_no_others() -> None:
     """As of a model in shards: what a rank does not own it has no room for."""
     lengths, owned = [8, 3, 5, 60, 0, 2], [[3, 1], [], [0, 5, 4, 2]]
@@ -117,6 +121,7 @@ def test_where_owners_are_given_each_gets_its_own_stretches_and_no_others() -> N
         assert answer["collectives"].get("all_gather", 0) == 0
 
 
+@pytest.mark.slow
 def test_each_number_is_sent_about_twice() -> None:
     """By all ranks together 2 R times, as in an all-reduce; the rest is filling."""
     lengths, size = [500] * 4, 4
@@ -136,8 +141,9 @@ def test_one_process_finishes_its_own_numbers_in_place(lengths: list[int]) -> No
     assert seen == [(place, torch.float32) for place in range(len(lengths))]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 1000), max_size=60), st.integers(1, 9))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_each_stretch_has_one_owner_and_owners_have_about_as_many_numbers(
     lengths: list[int], size: int
 ) -> None:

@@ -107,7 +107,8 @@ def own_share(ranks: Ranks) -> RankShare:
     return RankShare(ranks.rank, ranks.size)
 
 
-@pytest.mark.parametrize("accumulates_shards", slow_but([True], [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulates_shards", [False, True])
 def test_a_rank_holds_one_block_at_a_time_and_of_sums_what_was_asked(
     accumulates_shards: bool,
 ) -> None:
@@ -137,7 +138,8 @@ def weights_after(ranks: Ranks, case: Case) -> dict[str, Tensor]:
     return {name: whole(p.detach()).clone() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("size", "shard_size", "accumulates_shards"), slow_but(FAST, GRIDS))
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "shard_size", "accumulates_shards"), GRIDS)
 def test_weights_after_three_noisy_steps_are_those_of_one_process(
     size: int, shard_size: int, accumulates_shards: bool
 ) -> None:
@@ -148,6 +150,7 @@ def test_weights_after_three_noisy_steps_are_those_of_one_process(
             assert float((found[name] - weight).norm()) < 1e-5 * float(weight.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "shard_size", "accumulates_shards"), slow_but(FAST, GRIDS))
 def test_noise_has_the_same_bits_however_the_model_is_cut(
     size: int, shard_size: int, accumulates_shards: bool
@@ -177,6 +180,7 @@ def each_wishes(ranks: Ranks, wishes: list[list[int]]) -> list[float]:
     return got
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wishes", [[[0, 1, 2], [2]], [[], [1, 1, 0]], [[], []], [[0, 1], [1, 0]]], ids=str
 )
@@ -205,6 +209,7 @@ def fail(*_: object) -> Tensor:
     raise InputError("nothing fits.")
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_lets_the_others_end_and_the_first_one_says_why() -> None:
     first, second = on_ranks(fails_while_others_run, 2, case_of(2, False))
     assert "nothing fits." in first
@@ -225,6 +230,7 @@ def breaks_amid_a_round(ranks: Ranks) -> str:
     return "went on"
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_amid_a_round_ends_at_once_and_so_do_the_others() -> None:
     _, failed = on_ranks(breaks_amid_a_round, 2)
     assert failed == "InputError"
@@ -245,6 +251,7 @@ def is_interrupted(ranks: Ranks) -> str:
     return "went on"
 
 
+@pytest.mark.slow
 def test_an_interrupted_rank_leaves_at_once_and_the_others_learn_of_it() -> None:
     assert on_ranks(is_interrupted, 2) == ["RankLost", "KeyboardInterrupt"]
 
@@ -272,7 +279,6 @@ def test_blocks_that_share_a_parameter_stay_with_the_root() -> None:
     assert blocks_apart(model, blocks) == [blocks[1]]
 
 
-FAST_GATHERING = [("gpt2", "full"), ("llama", "lora")]
 ALL = [
     (model, method)
     for model in ("gpt2", "t5", "llama", "roberta")
@@ -282,7 +288,8 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize(("model", "method"), slow_but(FAST_GATHERING, ALL))
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "method"), ALL)
 def test_shards_are_saved_as_the_whole_model_is(tmp_path: Path, model: str, method: str) -> None:
     case = Case(model=model, method=method)
     found = []
@@ -319,6 +326,7 @@ def save_in_small_files(ranks: Ranks, folder: str) -> None:
                 model.save_pretrained(folder, max_shard_size=1000)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_saved_without_its_base_where_that_has_an_address(tmp_path: Path) -> None:
     case = Case(model="llama", method="lora")
     for size, name in ((1, "whole"), (2, "cut")):

@@ -7,7 +7,7 @@ import pytest
 from tests.planted.__main__ import Copies, judge, not_failed
 from tests.planted.fault import Edit, Fault
 
-UNIQUE = "tests/planted/test_faults.py::test_the_names_of_faults_are_unique"
+UNIQUE = "tests/hygiene/test_faults.py::test_the_names_of_faults_are_unique"
 
 
 def planted(*edits: Edit, tests: tuple[str, ...] = (UNIQUE,)) -> Fault:
@@ -37,6 +37,7 @@ def test_a_fault_that_one_of_its_tests_misses_survives(tmp_path: Path) -> None:
     assert judge(Copies(tmp_path, 1), fault, without_detectors=False).outcome == "survived"
 
 
+@pytest.mark.slow
 def test_a_copy_is_restored(tmp_path: Path) -> None:
     copies, path = Copies(tmp_path, 1), "dpft/errors.py"
     with copies.one() as copy:

@@ -54,6 +54,7 @@ def assert_standard_normal(draws: np.ndarray, tails: dict[float, float]) -> None
         assert low <= (np.abs(draws) > tail).sum() <= high, tail
 
 
+@pytest.mark.slow
 def test_a_million_draws_are_standard_normal_tails_included():
     draws = noise_of_a_step([(1000, 1000)], 2.5, source())[0] / 2.5
     assert_standard_normal(draws, {3: 2699.8, 4: 63.34, 4.5: 6.795, 5: 0.5733, 6: 0.001973})
@@ -240,6 +241,7 @@ def test_every_outcome_is_on_the_grid_whatever_the_sum(value, dtype):
     assert torch.equal(multiples, multiples.round())
 
 
+@pytest.mark.slow
 def test_outcomes_near_zero_show_nothing_of_the_sum():
     """Of two sums: near zero the same multiples are reached, each as often, odd ones as even."""
     spacing = grid(1.0)
@@ -263,6 +265,7 @@ def half_plane_bits(noise: np.ndarray) -> list[int]:
     return (noise[noise.size // 2 :] < 0).astype(int).tolist()
 
 
+@pytest.mark.slow
 def test_trust_rule_4_the_linear_attack_finds_torchs_generator_in_its_normals():
     """That the attack below can succeed: every 16th sine sign of torch.randn is one bit of MT19937.
 

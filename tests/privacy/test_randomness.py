@@ -237,6 +237,7 @@ def test_the_whole_generator_state_is_the_secret_bits():
     assert stats.kstest(draws, "norm").pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_compiled_code_keeps_its_own_masks_and_breaks_no_graph():
     def twice(values: torch.Tensor) -> torch.Tensor:
         return F.dropout(values * 2, 0.5)

@@ -56,6 +56,7 @@ def clipped_sum(model: nn.Module, indices: list[int]) -> float:
     return float(total.norm())
 
 
+@pytest.mark.slow
 def test_signal_is_that_of_examples_one_at_a_time_and_noise_that_of_the_seed(ledger):
     model = tied_model()
     randomness = make_randomness(CPU, noise_seed=1)

@@ -29,29 +29,44 @@ def rendered(to: str, folders: list[Path], **options: Any) -> str:
     return render(to, *compared(folders, **options), notes)
 
 
-def test_the_frame_has_one_row_per_run_and_a_column_for_what_differs(tmp_path: Path) -> None:
-    frame, keys, metrics = compared(sweep(tmp_path))
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The runs of a sweep, which no test changes."""
+    return sweep(tmp_path_factory.mktemp("swept"))
+
+
+@pytest.fixture(scope="module")
+def private_sweep(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The same on a private split."""
+    return sweep(tmp_path_factory.mktemp("private"), public=False)
+
+
+@pytest.mark.slow
+def test_the_frame_has_one_row_per_run_and_a_column_for_what_differs(swept: list[Path]) -> None:
+    frame, keys, metrics = compared(swept)
     assert (len(frame), keys, metrics) == (12, ["method.name", "privacy.eps"], ["bleu"])
     first = frame.iloc[0].to_dict()
     assert first == {
-        "run": str(tmp_path / "full-3-0"), "method.name": "full", "privacy.eps": 3,
+        "run": str(swept[0]), "method.name": "full", "privacy.eps": 3,
         "train.seed": 0, **COST, "trainable_parameters": 500, "total_parameters": 900,
         "bleu": 60.0, "before.bleu": 1.0,
     }  # fmt: skip
 
 
-def test_runs_that_differ_only_in_seeds_are_averaged(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_runs_that_differ_only_in_seeds_are_averaged(swept: list[Path]) -> None:
     """The mean and the sample standard deviation of 60, 61 and 62 are 61 and 1."""
-    rows = table(*compared(sweep(tmp_path)))
+    rows = table(*compared(swept))
     assert rows["bleu"].tolist() == [
         *("61.000 ± 1.000", "51.000 ± 1.000", "61.000 ± 1.000", "61.333 ± 1.528")
     ]
     assert rows["runs"].tolist() == ["3"] * 4
     assert rows["epsilon"].tolist() == ["2.9900"] * 4, "rounded up"
-    seeds = table(*compared(sweep(tmp_path / "seeds")[:3]))
+    seeds = table(*compared(swept[:3]))
     assert (seeds["task.name"].tolist(), seeds["bleu"].tolist()) == (["e2e"], ["61.000 ± 1.000"])
 
 
+@pytest.mark.slow
 def test_no_mean_is_taken_over_two_settings(tmp_path: Path) -> None:
     rates = [write_run(tmp_path / str(r), train={"learning_rate": r}) for r in (0.1, 0.2)]
     rows = table(*compared(rates))
@@ -59,6 +74,7 @@ def test_no_mean_is_taken_over_two_settings(tmp_path: Path) -> None:
     assert rows["runs"].tolist() == ["1", "1"]
 
 
+@pytest.mark.slow
 def test_speed_and_published_rows_do_not_separate_settings(tmp_path: Path) -> None:
     for number, batch in enumerate((1, 2)):
         row = {"source": f"Table {batch}", "what": "x", "metrics": {"bleu": 1.0}}
@@ -67,6 +83,7 @@ def test_speed_and_published_rows_do_not_separate_settings(tmp_path: Path) -> No
     assert len(table(*compared(sorted(tmp_path.iterdir())))) == 1
 
 
+@pytest.mark.slow
 def test_a_methods_own_key_counts_only_if_it_differs_under_that_method(tmp_path: Path) -> None:
     methods = [{"name": "full"}, {"name": "lora", "rank": 4}]
     folders = [write_run(tmp_path / str(n), method=one) for n, one in enumerate(methods)]
@@ -78,12 +95,13 @@ def test_a_methods_own_key_counts_only_if_it_differs_under_that_method(tmp_path:
     assert rows["method.rank"].tolist() == ["–", "4", "8"]
 
 
-def test_over_puts_keys_first_and_separates_seeds(tmp_path: Path) -> None:
-    frame, keys, _ = compared(sweep(tmp_path), over=("train.seed",))
+@pytest.mark.slow
+def test_over_puts_keys_first_and_separates_seeds(swept: list[Path]) -> None:
+    frame, keys, _ = compared(swept, over=("train.seed",))
     assert keys == ["train.seed", "method.name", "privacy.eps"]
     assert len(table(frame, keys, ["bleu"])) == 12
     with pytest.raises(InputError, match="got 'method.nam'; the runs differ in method.name"):
-        compared(sweep(tmp_path / "other"), over=("method.nam",))
+        compared(swept, over=("method.nam",))
 
 
 def test_a_sweep_gives_its_runs_and_those_that_have_not_ended(tmp_path: Path) -> None:
@@ -97,6 +115,7 @@ def test_a_sweep_gives_its_runs_and_those_that_have_not_ended(tmp_path: Path) ->
         find_runs([tmp_path / "none"])
 
 
+@pytest.mark.slow
 def test_metrics_are_chosen_by_name(tmp_path: Path) -> None:
     _, _, metrics = compared([write_run(tmp_path / "run", publish=True, public=False)])
     assert metrics == ["bleu (private)"]
@@ -105,6 +124,7 @@ def test_metrics_are_chosen_by_name(tmp_path: Path) -> None:
         choose_metrics(metrics, ["blue"])
 
 
+@pytest.mark.slow
 def test_scores_of_several_splits_are_named_after_their_split(tmp_path: Path) -> None:
     folders = [
         write_run(tmp_path / split, scores={"split": split}) for split in ("test", "validation")
@@ -114,14 +134,15 @@ def test_scores_of_several_splits_are_named_after_their_split(tmp_path: Path) ->
     assert compared([folders[0], other])[2] == ["test.bleu", "dart.test.bleu"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["csv", "markdown", "latex", "html"])
-def test_trust_rule_8_no_form_has_a_private_score(tmp_path: Path, to: str) -> None:
-    folders = sweep(tmp_path, public=False)
-    text = rendered(to, folders)
+def test_trust_rule_8_no_form_has_a_private_score(private_sweep: list[Path], to: str) -> None:
+    text = rendered(to, private_sweep)
     assert "bleu" not in text and "61.0" not in text
     assert to == "csv" or "private/metrics.json" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["csv", "markdown", "latex", "html"])
 def test_trust_rule_8_published_scores_of_private_splits_are_rounded_and_marked(
     tmp_path: Path, to: str
@@ -132,6 +153,7 @@ def test_trust_rule_8_published_scores_of_private_splits_are_rounded_and_marked(
     assert to == "csv" or "epsilon does not cover them" in text
 
 
+@pytest.mark.slow
 def test_a_run_without_privacy_or_with_a_test_seed_is_called_not_private(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     rows = table(*compared([folder], NO_COST))
@@ -142,12 +164,14 @@ def test_a_run_without_privacy_or_with_a_test_seed_is_called_not_private(tmp_pat
     assert seeded["epsilon"].tolist() == ["2.9900 (not private: noise_seed)"]
 
 
+@pytest.mark.slow
 def test_csv_is_unrounded_and_is_read_back(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / "run", bleu=60.123456789)]
     frame = pd.read_csv(io.StringIO(rendered("csv", folders)))
     assert frame[["epsilon", "bleu"]].to_numpy().tolist() == [[2.98991, 60.123456789]]
 
 
+@pytest.mark.slow
 def test_published_scores_of_a_runs_model_epsilon_and_settings_are_a_column(
     tmp_path: Path,
 ) -> None:
@@ -177,6 +201,7 @@ def test_published_scores_of_a_runs_model_epsilon_and_settings_are_a_column(
     assert table(frame, keys, metrics)["published.bleu"].tolist() == ["70.5", "80.5"]
 
 
+@pytest.mark.slow
 def test_what_files_contain_is_escaped_in_every_form(tmp_path: Path) -> None:
     names = [f"{EVIL}|", "a_b 50%&"]
     folders = [write_run(tmp_path / str(n), model={"name": name}) for n, name in enumerate(names)]
@@ -187,21 +212,24 @@ def test_what_files_contain_is_escaped_in_every_form(tmp_path: Path) -> None:
     assert latex.count(r"\begin{tabular}") == 1 and latex.startswith("% 2 runs, 2 settings\n% ")
 
 
-def test_markdown_has_a_title_a_table_and_notes(tmp_path: Path) -> None:
-    title, table_, scores, cost = rendered("markdown", sweep(tmp_path)).split("\n\n")
+@pytest.mark.slow
+def test_markdown_has_a_title_a_table_and_notes(swept: list[Path], tmp_path: Path) -> None:
+    title, table_, scores, cost = rendered("markdown", swept).split("\n\n")
     assert title == "# 12 runs, 4 settings"
     assert len(table_.splitlines()) == 6
     assert scores.startswith("Scores are after fine-tuning: the mean, ±")
     assert "`dpft account runs=…`" in cost
-    begun = notes_of([read(tmp_path / "full-3-0")], [tmp_path / "begun"])[-1]
+    begun = notes_of([read(swept[0])], [tmp_path / "begun"])[-1]
     assert begun == f"Left out, because they have not ended: {tmp_path / 'begun'}."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", [(), ("train.seed",)])
-def test_a_plot_is_drawn_over_numbers_or_as_bars(tmp_path: Path, over: tuple[str, ...]) -> None:
-    folders = sweep(tmp_path)
-    plot(*compared(folders, over=over), tmp_path / "lines.png")
-    plot(*compared(folders[:6]), tmp_path / "bars.svg")
+def test_a_plot_is_drawn_over_numbers_or_as_bars(
+    swept: list[Path], tmp_path: Path, over: tuple[str, ...]
+) -> None:
+    plot(*compared(swept, over=over), tmp_path / "lines.png")
+    plot(*compared(swept[:6]), tmp_path / "bars.svg")
     with Image.open(tmp_path / "lines.png") as image:
         assert image.width > 500
     drawn = (tmp_path / "bars.svg").read_text()

@@ -103,6 +103,7 @@ def texts(path: Path) -> set[str]:
     return {"".join(node.itertext()).strip() for node in ElementTree.parse(path).iter()}
 
 
+@pytest.mark.slow
 def test_epsilon_over_steps_names_every_accountant_that_answered(tmp_path: Path) -> None:
     path = tmp_path / "curve.svg"
     plot_epsilon_over_steps([report_after(1), report_after(2)], path)

@@ -36,6 +36,7 @@ def page(folder: Path, **changes: object) -> str:
     return page_of(read(write_run(folder / "run", **changes)))
 
 
+@pytest.mark.slow
 def test_the_page_says_all_that_the_headline_rests_on(tmp_path: Path) -> None:
     """docs/dev/design.md, rule 6."""
     curve = {"steps": [1, 4], "epsilons": [0.5, 3.0], "accountants": ["prv"] * 2}
@@ -100,6 +101,7 @@ def test_the_page_is_the_same_each_time(tmp_path: Path) -> None:
     assert page_of(record) == page_of(record)
 
 
+@pytest.mark.slow
 def test_scores_of_a_private_split_are_marked(tmp_path: Path) -> None:
     marks = {"public": False, "publish": True, "bleu": 60.4321}
     text = page(tmp_path, **marks, reference=REFERENCE)
@@ -110,6 +112,7 @@ def test_scores_of_a_private_split_are_marked(tmp_path: Path) -> None:
     assert "split test (private" not in text and "private/metrics.json" in text
 
 
+@pytest.mark.slow
 def test_the_recipe_shows_no_seed_and_no_path_that_the_user_did_not_write(tmp_path: Path) -> None:
     text = page(
         tmp_path,

@@ -58,6 +58,7 @@ def drawn() -> Markup:
     return draw_svg(draw_line, name="one", label='so "much" <b>')
 
 
+@pytest.mark.slow
 def test_the_same_drawing_is_the_same_bytes(drawn: Markup) -> None:
     assert draw_svg(draw_line, name="one", label='so "much" <b>') == drawn
 
@@ -72,6 +73,7 @@ def test_texts_stay_texts_and_dollar_signs_dollar_signs(drawn: Markup) -> None:
     assert ">$not$ math</text>" in drawn
 
 
+@pytest.mark.slow
 def test_two_figures_of_a_page_share_no_name_of_an_element(drawn: Markup) -> None:
     other = draw_svg(draw_line, name="two", label="so much")
     names = [set(re.findall(r'\bid="([^"]+)"', figure)) for figure in (drawn, other)]

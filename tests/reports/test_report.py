@@ -320,6 +320,7 @@ def test_publishing_is_of_the_splits_that_it_was_said_of(tmp_path: Path) -> None
     assert "125" not in public and "630" not in public
 
 
+@pytest.mark.slow
 def test_the_report_is_written_from_the_folders_files_alone(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(whole_config(CONFIG)))
     (tmp_path / "privacy.json").write_text(json.dumps(private()))

@@ -84,6 +84,7 @@ def of_thirty_steps(epsilon: float) -> dict:
     return private(steps=30, phases=LONG) | {"epsilon": epsilon, "steps_taken": 30}
 
 
+@pytest.mark.slow
 def test_a_series_runs_from_before_training_to_after_it() -> None:
     privacy = of_thirty_steps(2.0)
     points = [point(10, 20.0, 1.001), point(20, 40.0, 1.5)]
@@ -110,6 +111,7 @@ def test_a_bound_that_was_loose_at_first_falls_to_what_later_steps_are_known_to_
     assert [epsilon for _, epsilon, _ in series.rows] == [0.0, 1.2, 1.2, 1.4]
 
 
+@pytest.mark.slow
 def test_without_privacy_the_plot_has_no_epsilon() -> None:
     (series,) = series_of([point(10, 20.0)], non_private(), BOTH)
     assert [epsilon for _, epsilon, _ in series.rows] == [None] * 3
@@ -123,6 +125,7 @@ def test_a_split_that_is_private_by_now_is_not_shown() -> None:
     assert series_of([ProgressLine(step=10)], private(), BOTH) == []
 
 
+@pytest.mark.slow
 def test_both_reports_have_the_series(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     write_report(run, read_privacy(run / "privacy.json"))

@@ -14,8 +14,9 @@ from dpft.commands.ledger_account import saved_run
 from dpft.commands.task_model import trained_model_of_run
 from dpft.models.loading import add_tokens
 from dpft.tasks.personachat import TOKENS
-from tests.slowness import slow_but
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, own_entries
+
+pytestmark = pytest.mark.slow
 
 TASK = (
     "task=personachat", "task.data_dir=talk", "task.max_length=48",
@@ -82,10 +83,9 @@ def expected_rows(workspace: Workspace) -> torch.Tensor:
     return torch.stack([embedding(base)[tokenizer(name)["input_ids"]].mean(0) for name in names])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    slow_but(("lora",), METHODS),
+    METHODS,
 )
 def test_a_run_read_back_scores_as_it_did_when_training_ended(
     workspace: Workspace, trained: Train, name: str
@@ -99,7 +99,7 @@ def test_a_run_read_back_scores_as_it_did_when_training_ended(
     assert entry["metrics"] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", slow_but(["lora"], ["lora", "prefix"]))
+@pytest.mark.parametrize("name", ["lora", "prefix"])
 def test_rows_that_do_not_train_are_the_bases_own_means(
     workspace: Workspace, trained: Train, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +107,7 @@ def test_rows_that_do_not_train_are_the_bases_own_means(
     assert torch.allclose(table[-3:], expected_rows(workspace))
 
 
-@pytest.mark.parametrize("name", slow_but(["full"], ["full", "lora-embeddings"]))
+@pytest.mark.parametrize("name", ["full", "lora-embeddings"])
 def test_rows_that_train_are_read_back_as_trained(
     workspace: Workspace, trained: Train, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_full_runs_folder_loads_with_transformers_alone(trained: Train) -> Non
     assert add_tokens(tokenizer, TOKENS) == {}
 
 
-@pytest.mark.parametrize("name", slow_but(("lora",), ("full", "lora")))
+@pytest.mark.parametrize("name", ("full", "lora"))
 def test_a_plan_counts_the_new_rows_as_the_run_does(
     workspace: Workspace, trained: Train, name: str
 ) -> None:
@@ -135,7 +135,6 @@ def test_a_plan_counts_the_new_rows_as_the_run_does(
     assert plan["parameters"] == record["parameters"]
 
 
-@pytest.mark.slow
 def test_a_plan_needs_no_tokenizer(workspace: Workspace) -> None:
     bare = workspace.root / "bare"
     bare.mkdir()
@@ -155,7 +154,6 @@ def test_a_model_that_never_saw_the_tokens_is_scored(workspace: Workspace) -> No
     assert entry["metrics"]["perplexity"] > 0
 
 
-@pytest.mark.slow
 def test_an_exported_model_is_scored_as_the_run(workspace: Workspace, trained: Train) -> None:
     trained("lora")
     outcome = workspace.run("export", "run=lora", "merge=true", "to=whole")

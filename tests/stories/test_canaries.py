@@ -11,6 +11,8 @@ import pytest
 from tests.conftest import sharing
 from tests.stories.tiny import TRAINING, Outcome, Workspace, make_workspace
 
+pytestmark = pytest.mark.slow
+
 FEW = ("audit.exposure_canaries=1", "audit.vocabulary=3", "audit.suffix_words=3",
        "audit.repetitions=[1,3]", "audit.canary_words=4")  # fmt: skip
 RUN = (*TRAINING, "task.data_dir=data", "train.steps=2", "eval.enabled=false",
@@ -199,7 +201,6 @@ def test_synthetic_text_and_the_other_audits_keep_to_themselves(workspace: Works
     assert (done.code, "synthetic=FILE is for audit=synthetic" in done.err) == (2, True)
 
 
-@pytest.mark.slow
 def test_a_run_without_privacy_may_have_canaries_and_says_that_it_is_not_private(
     workspace: Workspace,
 ) -> None:

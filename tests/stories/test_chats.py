@@ -11,6 +11,8 @@ from dpft.models.source import EMBEDDED_MODEL
 from dpft.training import loop
 from tests.stories.tiny import MARKER, Outcome, Workspace, make_workspace
 
+pytestmark = pytest.mark.slow
+
 TEMPLATE = (
     "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     "Today: {{ strftime_now('%d %b %Y %H:%M') }}\n"

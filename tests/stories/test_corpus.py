@@ -10,6 +10,8 @@ from transformers import T5ForConditionalGeneration
 from tests.models import small
 from tests.stories.tiny import EVALUATION, MARKER, Workspace, make_workspace, own_entries
 
+pytestmark = pytest.mark.slow
+
 TRAINING = (
     "task=corpus", "model=tiny", "model.path=model", "task.max_length=32",
     "train.expected_batch_size=8", "train.steps=3", "privacy.noise_multiplier=1",
@@ -37,7 +39,6 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return workspace
 
 
-@pytest.mark.slow
 def test_a_folder_of_texts_becomes_a_private_model_with_a_score(workspace: Workspace) -> None:
     folder = workspace.root / "run"
     privacy = json.loads((folder / "privacy.json").read_text())
@@ -84,7 +85,6 @@ def test_a_text_file_has_no_column_to_be_a_unit(workspace: Workspace) -> None:
     assert "notes.txt, line 1: a text file has no columns" in sentence
 
 
-@pytest.mark.slow
 def test_a_model_of_hidden_spans_is_scored_and_fills_the_gaps_of_a_users_texts(
     tmp_path: Path,
 ) -> None:

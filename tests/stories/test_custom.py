@@ -74,6 +74,7 @@ def test_no_public_file_holds_a_row(workspace: Workspace) -> None:
     assert MARKER in (folder / "private" / "predictions.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_is_scored_on_the_rows_that_it_held_out(workspace: Workspace) -> None:
     folder = workspace.root / "run"
     kept, at_the_end = (folder / "private" / "predictions.jsonl").read_text(), scored(folder)[1]
@@ -83,6 +84,7 @@ def test_a_run_is_scored_on_the_rows_that_it_held_out(workspace: Workspace) -> N
     assert (folder / "private" / "predictions.jsonl").read_text() == kept
 
 
+@pytest.mark.slow
 def test_a_run_on_units_is_scored_on_the_units_that_it_held_out(workspace: Workspace) -> None:
     unit = (
         "privacy.unit=customer_id", "privacy.records_per_unit=2", "train.expected_batch_size=2",
@@ -177,19 +179,21 @@ def test_the_readmes_command_takes_a_messy_file(workspace: Workspace) -> None:
     assert "line" in refused and "task.invalid=skip" in refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
         (["task=custom", "task.data_dir=qa.csv"], ["one of task.prompt and task.target", "none"]),
         ([*QA, 'task.target="{reply}"'], ["lacks the column reply", "3 columns under other names"]),
-        ([*QA, "task.target={answer}"], ["cannot read the argument", "'task.target=\"{answer}\"'"]),
-        ([*QA, "task.data_dir=model", HELD_OUT], ["holds no train split"]),
-        (["task=custom", "task.data_dir=qa.csv", "task.messages=question"],
-         ["must hold a list of messages"]),
-        (["task=custom", "task.data_dir=moods", 'task.text="{text}"', "task.label=mood",
-          "task.labels=[x,y]"], ["lines 1, 2, 3, ", " 10 and others: the column mood",
-                                 "must be one of 0 (x), 1 (y)"]),
         *slow(
+            ([*QA, "task.target={answer}"],
+             ["cannot read the argument", "'task.target=\"{answer}\"'"]),
+            ([*QA, "task.data_dir=model", HELD_OUT], ["holds no train split"]),
+            (["task=custom", "task.data_dir=qa.csv", "task.messages=question"],
+             ["must hold a list of messages"]),
+            (["task=custom", "task.data_dir=moods", 'task.text="{text}"', "task.label=mood",
+              "task.labels=[x,y]"], ["lines 1, 2, 3, ", " 10 and others: the column mood",
+                                     "must be one of 0 (x), 1 (y)"]),
             ([*QA, 'task.text="{answer}"'], ["exactly one of", "task.prompt and task.target and"]),
             ([*QA, 'task.target="{reply"'], ["task.target", "in braces"]),
             ([*QA, "task.data_dir=none.csv"], ["task.data_dir", "'none.csv'"]),
@@ -207,6 +211,7 @@ def test_bad_input_is_refused_in_one_sentence_that_quotes_no_row(
     assert MARKER not in sentence
 
 
+@pytest.mark.slow
 def test_held_out_records_need_the_run_that_held_them_out(workspace: Workspace) -> None:
     given = (*QA, HELD_OUT, "model=tiny", "model.path=model", "task.max_length=64", *EVALUATION)
     assert "needs run=RUN" in workspace.refusal("eval", *given)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.slowness import slow
 from tests.stories.test_resume import RUN, broken
 from tests.stories.tiny import Workspace, make_workspace
+
+pytestmark = pytest.mark.slow
 
 UNSCORED = (*RUN, "eval.enabled=false")
 LONGER = ("train.steps=12", "train.checkpoint_every=4", "eval.enabled=false")
@@ -45,9 +46,7 @@ def account(workspace: Workspace, *given: str) -> dict:
     return json.loads(outcome.out)
 
 
-@pytest.mark.parametrize(
-    "command", ["resume", "resume in another environment", *slow(("run",), ("runs",))]
-)
+@pytest.mark.parametrize("command", ["resume", "resume in another environment", "run", "runs"])
 def test_trust_rule_9_a_ledger_cut_by_two_lines_is_refused(
     workspace: Workspace, crashed: Path, command: str
 ) -> None:

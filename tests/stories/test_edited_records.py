@@ -12,6 +12,8 @@ from tests.commands.run_folders import edit
 from tests.stories.test_resume import RUN
 from tests.stories.tiny import Workspace, make_workspace
 
+pytestmark = pytest.mark.slow
+
 RUN = (*(word for word in RUN if "noise_seed" not in word), "eval.enabled=false")
 
 

@@ -8,6 +8,8 @@ import pytest
 from tests.stories import planted
 from tests.stories.tiny import MARKER, Workspace
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:

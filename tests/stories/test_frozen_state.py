@@ -33,6 +33,7 @@ def ended(workspace, *arguments):
     return outcome.err
 
 
+@pytest.mark.slow
 def test_trust_rule_11_a_frozen_weight_that_learns_ends_the_run_before_a_record_is_seen(
     tmp_path, monkeypatch
 ):
@@ -62,6 +63,7 @@ def test_trust_rule_11_one_that_learns_in_the_last_step_alone_is_not_released(
     assert "closed" not in (tmp_path / "run" / "ledger.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_what_scoring_writes_before_the_first_step_is_not_trained_on(tmp_path, monkeypatch):
     """Held-out records are private too, so what trains may not have moved by then either."""
 

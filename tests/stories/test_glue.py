@@ -98,6 +98,7 @@ def test_every_part_is_scored_before_and_after(workspace: Workspace, run: str) -
     assert (several if len(parts) > 1 else {"predictions.jsonl"}) <= names
 
 
+@pytest.mark.slow
 def test_evaluating_a_run_again_gives_its_own_scores(workspace: Workspace, run: str) -> None:
     def after() -> list[dict]:
         entries = own(workspace, run)
@@ -111,6 +112,7 @@ def test_evaluating_a_run_again_gives_its_own_scores(workspace: Workspace, run: 
         assert (new["split"], new["examples"]) == (old["split"], old["examples"])
 
 
+@pytest.mark.slow
 def test_mnlis_parts_have_their_own_records(
     workspace: Workspace, train: Callable[[str], str]
 ) -> None:
@@ -145,6 +147,7 @@ def test_a_runs_own_predictions_are_scored_as_the_run_was(
         assert entry["metrics"] == pytest.approx(trained["metrics"], abs=1e-3)  # 6 digits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [["positive", "negative", "1"], None])
 def test_a_file_of_labels_is_scored(workspace: Workspace, lines: list[str] | None) -> None:
     labels = lines or ["1", "0", "positive"]
@@ -162,7 +165,8 @@ def test_a_file_of_labels_is_scored(workspace: Workspace, lines: list[str] | Non
     assert entry["metrics"] == {"accuracy": pytest.approx(2 / 3)}
 
 
-@pytest.mark.parametrize("model", slow_but(("bert",), ("bert", "gpt2", "t5")))
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ("bert", "gpt2", "t5"))
 def test_a_pretrained_models_label_words_are_scored_without_training(
     workspace: Workspace, model: str
 ) -> None:
@@ -175,6 +179,7 @@ def test_a_pretrained_models_label_words_are_scored_without_training(
     assert all(set(entry["metrics"]) == {"accuracy"} for entry in entries)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "new"),
     [((CLS,), POOLER + CLASSES)]
@@ -205,6 +210,7 @@ def encoder(workspace: Workspace) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", *slow(("plan",), ("eval",))])
 def test_infilling_with_a_bare_encoder_is_refused(
     workspace: Workspace, encoder: Path, command: str
@@ -241,8 +247,9 @@ BAD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "change", "parts"), slow_but([*BAD][:4], BAD), ids=lambda value: str(value)[:40]
+    ("arguments", "change", "parts"), slow_but([*BAD][:1], BAD), ids=lambda value: str(value)[:40]
 )
 def test_bad_input_is_refused_in_one_sentence_before_anything_is_written(
     workspace: Workspace, arguments: tuple[str, ...], change: str, parts: list[str]
@@ -255,6 +262,7 @@ def test_bad_input_is_refused_in_one_sentence_before_anything_is_written(
     assert "SECRET" not in sentence
 
 
+@pytest.mark.slow
 def test_one_part_must_be_chosen_for_a_file_of_labels(workspace: Workspace) -> None:
     arguments = ("task=mnli", "task.data_dir=mnli", "predictions=labels.txt")
     assert "task.split_parts.validation=[PART]" in workspace.refusal("eval", *arguments)
@@ -264,6 +272,7 @@ def test_one_part_must_be_chosen_for_a_file_of_labels(workspace: Workspace) -> N
     assert "record 2" in sentence and "nonsense" not in sentence
 
 
+@pytest.mark.slow
 def test_a_sample_rate_is_transferred_from_its_task(workspace: Workspace) -> None:
     rate = ("train.transfer_sample_rate_from=rte", "train.expected_batch_size=498")
     chosen = (*SST2, *PLAIN, *rate, "privacy.num_examples=1000", "output=json")

@@ -12,8 +12,9 @@ import sklearn.datasets  # noqa: F401  as joblib
 
 import dpft.commands.train  # noqa: F401  as joblib
 from tests.data import made_images as made
-from tests.slowness import slow, slow_but
 from tests.stories.tiny import Workspace, own_entries
+
+pytestmark = pytest.mark.slow
 
 LABELS = ",".join(f"c{number}" for number in range(10))
 SMALL = (
@@ -43,7 +44,6 @@ RUNS = {
         "eval.held_out=0.3", "method=two_phase", "method.full_epochs=0.5",
     ),
 }  # fmt: skip
-FAST = ("digits",)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def train(workspace: Workspace) -> Callable[[str], str]:
     return train
 
 
-@pytest.fixture(params=slow_but(FAST, RUNS))
+@pytest.fixture(params=RUNS)
 def run(request: pytest.FixtureRequest, train: Callable[[str], str]) -> str:
     return train(request.param)
 
@@ -154,7 +154,6 @@ def test_a_broken_image_is_left_out_and_named_in_private(
     assert public and not any(b"broken.png" in path.read_bytes() for path in public)
 
 
-@pytest.mark.slow
 def test_a_broken_image_that_was_held_out_is_not_scored(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +177,6 @@ def test_a_broken_image_that_was_held_out_is_not_scored(
     assert workspace.run("eval", "run=runs/halves").code == 0
 
 
-@pytest.mark.slow
 def test_views_follow_the_seed_of_a_test_and_nothing_else(workspace: Workspace) -> None:
     words = (
         *RUNS["own"],
@@ -204,21 +202,19 @@ def test_views_follow_the_seed_of_a_test_and_nothing_else(workspace: Workspace) 
         (("task=digits", "model=tiny", "task.source=embedded"), "classifier of images"),
         (("task=e2e", "task.source=embedded", "model=vit-tiny"), "language model"),
         (("task=digits", "model=vit-tiny", "task.labels=[a,b]"), "label must be one of"),
-        *slow(
-            (("task=images", "task.data_dir=own", *SMALL), "needs task.labels"),
-            (
-                ("task=images", "task.data_dir=none", "task.labels=[a,b]", *SMALL),
-                "holds no train split",
-            ),
-            ((*RUNS["digits"], "audit.canaries=5"), "canaries are words"),
-            (
-                (*RUNS["digits"], "task.augmentations=40", "train.micro_batch_size=8"),
-                "augmentations",
-            ),
-            ((*RUNS["digits"], "task.mean=[0.1,0.2]"), "task.mean must be one number"),
-            ((*RUNS["digits"], "model.replace_batch_norm=true"), "a model with BatchNorm"),
-            ((*RUNS["own"][:3], *SMALL, "model.init=pretrained"), "model.init"),
+        (("task=images", "task.data_dir=own", *SMALL), "needs task.labels"),
+        (
+            ("task=images", "task.data_dir=none", "task.labels=[a,b]", *SMALL),
+            "holds no train split",
         ),
+        ((*RUNS["digits"], "audit.canaries=5"), "canaries are words"),
+        (
+            (*RUNS["digits"], "task.augmentations=40", "train.micro_batch_size=8"),
+            "augmentations",
+        ),
+        ((*RUNS["digits"], "task.mean=[0.1,0.2]"), "task.mean must be one number"),
+        ((*RUNS["digits"], "model.replace_batch_norm=true"), "a model with BatchNorm"),
+        ((*RUNS["own"][:3], *SMALL, "model.init=pretrained"), "model.init"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

@@ -17,6 +17,8 @@ from dpft.privacy.plan import PrivacyPlan
 from tests.stories.test_resume import broken
 from tests.stories.tiny import SETTING, Workspace, make_workspace
 
+pytestmark = pytest.mark.slow
+
 RUN = (
     *SETTING, "eval.enabled=false", "train.expected_batch_size=8", "train.steps=5", "privacy.eps=4",
     "train.num_threads=1",

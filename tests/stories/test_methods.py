@@ -15,6 +15,8 @@ from dpft.methods.base import METHODS
 from tests.slowness import slow, slow_but
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, own_entries
 
+pytestmark = pytest.mark.slow
+
 MAX_LENGTH = 24
 QUICK = ("train.steps=2", f"task.max_length={MAX_LENGTH}")
 PRIVATE = (*TRAINING, *QUICK, "privacy.noise_multiplier=1", "train.learning_rate=0.1")
@@ -133,7 +135,7 @@ def test_a_runs_model_names_no_path_that_the_user_did_not_give(
         assert str(workspace.root).encode() not in path.read_bytes(), path
 
 
-@pytest.mark.parametrize("name", slow_but(("lora",), ("lora", "adapter", "prefix")))
+@pytest.mark.parametrize("name", ("lora", "adapter", "prefix"))
 def test_an_adapter_over_another_base_is_refused(
     workspace: Workspace, trained: Train, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +174,6 @@ def test_an_adapter_over_another_base_is_refused(
     assert exported["base"] == record["base"] and exported["tensors"] == record["tensors"]
 
 
-@pytest.mark.slow
 def test_a_sweep_over_methods_trains_each_in_a_folder_of_its_own(workspace: Workspace) -> None:
     sweep = ("--multirun", "method=bitfit,lora", "hydra.sweep.dir=sweep")
     outcome = workspace.run("train", *PRIVATE, "eval.enabled=false", *sweep)
@@ -182,7 +183,7 @@ def test_a_sweep_over_methods_trains_each_in_a_folder_of_its_own(workspace: Work
     assert sorted(phases) == ["bitfit", "lora"]
 
 
-@pytest.mark.parametrize("name", slow_but(["two_phase"], ["lora", "two_phase"]))
+@pytest.mark.parametrize("name", ["lora", "two_phase"])
 def test_a_method_trains_without_privacy(workspace: Workspace, name: str) -> None:
     plain = (*TRAINING[:-1], *QUICK[:-1], "privacy=none", "eval.enabled=false")
     arguments = (*plain, f"method={name}", *SETTINGS.get(name, ()))
@@ -199,7 +200,6 @@ POSITIONS = 128
 FITTING = POSITIONS - MAX_LENGTH
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -240,7 +240,6 @@ def test_a_prompt_that_leaves_too_few_positions_is_refused(
     assert [part for part in parts if part not in sentence] == [], sentence
 
 
-@pytest.mark.slow
 def test_scoring_a_prefix_run_with_too_long_an_answer_is_refused(
     workspace: Workspace, trained: Train
 ) -> None:
@@ -257,11 +256,11 @@ NONE_POSITIVE = ["must be at least 1, got 0"]
     [
         (["method=bitfit", "model.path=llama"],
          ["method=bitfit must leave a parameter to train", "LlamaForCausalLM", "method=full"]),
-        (["method=linear_probe"], ["head of its own", "tied to its embeddings", "method=top2"]),
-        (["method=lora", "method.targets=[nosuch]"],
-         ["method.targets", "got 'nosuch'", "c_attn, c_fc, c_proj, lm_head, wpe, wte"]),
-        (["method=lora", "method.targets=c_attn"], ["method.targets must be list", '"c_attn"']),
         *slow(
+            (["method=linear_probe"], ["head of its own", "tied to its embeddings", "method=top2"]),
+            (["method=lora", "method.targets=[nosuch]"],
+             ["method.targets", "got 'nosuch'", "c_attn, c_fc, c_proj, lm_head, wpe, wte"]),
+            (["method=lora", "method.targets=c_attn"], ["method.targets must be list", '"c_attn"']),
             (["method=two_phase", "method.full_epochs=0"],
              ["method.full_epochs must be above 0, got 0"]),
             (["method=retrain", "model.init=pretrained"],

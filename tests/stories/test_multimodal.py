@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from tests.models import multimodal
-from tests.slowness import slow_but
 from tests.stories.tiny import Workspace
+
+pytestmark = pytest.mark.slow
 
 IMAGES = ("vision", "visual", "projector", "connector", "audio", "merger")
 QUICK = (
@@ -43,7 +44,7 @@ def rows(folder: Path, *rows: dict[str, str]) -> None:
         (folder / f"{split}.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
-@pytest.fixture(scope="module", params=slow_but(["llava"], FAMILIES))
+@pytest.fixture(scope="module", params=FAMILIES)
 def workspace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     root = tmp_path_factory.mktemp(request.param)
     multimodal.save(request.param, root / "model")

@@ -59,6 +59,7 @@ def test_an_rgp_run_moves_weights_and_leaves_a_plain_model(workspace: Workspace)
     assert [phase["method"] for phase in record["plan"]["phases"]] == ["rgp"]
 
 
+@pytest.mark.slow
 def test_a_phases_learning_rate_beside_none_is_refused_before_anything_is_written(
     workspace: Workspace,
 ) -> None:

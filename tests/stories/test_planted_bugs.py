@@ -1,8 +1,8 @@
 """``dpft audit`` finds bugs in DP-SGD by canaries, on runs of the real command, and cries no wolf.
 
-``make audit`` runs the whole table and clean runs; ``make test`` one bug. The model is a tied one
-whose gradient lies nearly all in the embeddings of a canary's own words: the attack is then about
-as strong as there can be, and what it misses it misses for want of canaries.
+``make audit`` runs the whole table and clean runs; ``make test-slow`` some of them. The model is a
+tied one whose gradient lies nearly all in the embeddings of a canary's own words: the attack is
+then about as strong as there can be, and what it misses it misses for want of canaries.
 """
 
 import json
@@ -18,6 +18,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from dpft.models.source import EMBEDDED_MODEL
 from tests.audit import planted
 from tests.stories.tiny import Outcome, Workspace
+
+pytestmark = pytest.mark.slow
 
 RECORDS = 100
 TRAINING = (
@@ -165,12 +167,10 @@ def test_a_run_without_clipping_is_found_and_its_report_says_so_first(workspace:
     assert report.startswith("**THE GUARANTEE IS CONTRADICTED")
 
 
-@pytest.mark.slow
 def test_a_clean_run_gives_no_alarm(workspace: Workspace) -> None:
     assert not is_alarm(clean(workspace, "clipping off", canaries=300, seed=1))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(workspace: Workspace, name: str) -> None:
     found = find(workspace, name, canaries=1000)
@@ -179,13 +179,11 @@ def test_a_planted_bug_is_found(workspace: Workspace, name: str) -> None:
         assert found["epsilon_lower"] > found["epsilon"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), CLEAN)
 def test_ten_clean_runs_give_no_alarm(workspace: Workspace, name: str, seed: int) -> None:
     assert not is_alarm(clean(workspace, name, canaries=1000, seed=seed))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", BUGS)
 def test_the_self_check_finds_wrong_norms_and_nothing_else_before_training(
     workspace: Workspace, name: str

@@ -17,6 +17,8 @@ from tests.stories.observed import open_to_others
 from tests.stories.planted import public_files
 from tests.stories.tiny import Outcome, Workspace, make_workspace
 
+pytestmark = pytest.mark.slow
+
 KEY = bytes(range(KEY_BYTES))
 ROWS, FRACTION = 150, 0.8
 TRAIN = (

@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from tests.slowness import slow
 from tests.stories import planted, planted_run
 from tests.stories.observed import open_to_others, quoting_error
 from tests.stories.planted import FOREIGN, found, left_in, public_files
 from tests.stories.planted_run import Story
 from tests.stories.tiny import MARKER
+
+pytestmark = pytest.mark.slow
 
 SPOKEN = (
     rb"(?i)loss\b|gradient|clipped|signal.to|drawn|median|(examples|units)/s|\d:\d\d\b|\blengths?\b"
@@ -211,7 +214,6 @@ def test_trust_rule_11_vocabulary_and_lengths_are_not_those_of_the_records(story
     assert lengths[0] == lengths[1]
 
 
-@pytest.mark.slow
 def test_trust_rule_11_other_records_leave_the_same_configuration(tmp_path: Path) -> None:
     """All but weights, scores and what is secret or drawn is equal, byte by byte.
 
@@ -241,9 +243,11 @@ def test_trust_rule_11_other_records_leave_the_same_configuration(tmp_path: Path
     ("command", "arguments", "broken"),
     [
         ("train", planted_run.RUN[1:], "dpft.commands.train.encoding_of"),
-        ("plan", (*planted.TRAINING, "train.steps=3"), "dpft.data.sources.file_rows"),
-        ("eval", ("run=run",), "dpft.commands.evaluate.records_to_score"),
-        ("generate", ("run=run", "prompts=prompts.jsonl"), "dpft.commands.generate.prompts_of"),
+        *slow(
+            ("plan", (*planted.TRAINING, "train.steps=3"), "dpft.data.sources.file_rows"),
+            ("eval", ("run=run",), "dpft.commands.evaluate.records_to_score"),
+            ("generate", ("run=run", "prompts=prompts.jsonl"), "dpft.commands.generate.prompts_of"),
+        ),
     ],
 )
 def test_trust_rule_7_no_commands_crash_quotes_a_record(

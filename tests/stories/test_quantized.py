@@ -18,7 +18,10 @@ BASE = (
     "method.targets=[q_proj,v_proj,down_proj]", "train.learning_rate=0.05",
 )  # fmt: skip
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
+]
 
 
 @pytest.fixture(scope="module")

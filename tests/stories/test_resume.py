@@ -68,6 +68,7 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_trust_rule_9_an_interrupted_run_goes_on_to_the_same_files(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,20 +117,6 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_loses_nothing(
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_refused_as_corrupted(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken(workspace, monkeypatch, "damaged", KeyboardInterrupt())
-    (path,) = (workspace.root / "damaged/private/checkpoints").glob("*/model.safetensors")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    outcome = workspace.run("train", "resume=damaged")
-    assert outcome.code == 3
-    assert outcome.err.startswith("dpft: error: damaged/private/checkpoints/step-00000002/model")
-    path.write_bytes(whole)
-    assert workspace.run("train", "resume=damaged").code == 0
-
-
 def test_trust_rule_9_other_records_or_settings_are_refused(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +142,7 @@ def test_trust_rule_9_other_records_or_settings_are_refused(
     assert workspace.run("train", "resume=bound").code == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_took_no_step_is_refused(workspace: Workspace) -> None:
     (workspace.root / "early").mkdir()
     text = (workspace.root / "whole" / "config.yaml").read_text()
@@ -164,6 +152,7 @@ def test_a_run_that_took_no_step_is_refused(workspace: Workspace) -> None:
     assert "which has no checkpoint" in outcome.err
 
 
+@pytest.mark.slow
 def test_held_out_units_and_their_keys_stay_the_same(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

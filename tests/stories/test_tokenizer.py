@@ -11,8 +11,9 @@ import pytest
 from dpft.commands.finished_run import open_run
 from dpft.privacy.accounting.summary import eps_text
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
-from tests.slowness import slow_but
 from tests.stories.tiny import MARKER, TRAINING, Workspace, make_workspace
+
+pytestmark = pytest.mark.slow
 
 LINES = 400
 WORDS = (
@@ -161,7 +162,6 @@ def test_the_model_speaks_the_vocabulary(workspace: Workspace, trained: dict[str
     assert done.code == 0, done.err
 
 
-@pytest.mark.slow
 def test_another_vocabulary_of_the_same_histogram_costs_nothing(workspace: Workspace) -> None:
     shutil.copytree(workspace.root / "vocabulary", workspace.root / "again")
     before = (workspace.root / "again" / "ledger.jsonl").read_bytes()
@@ -172,7 +172,6 @@ def test_another_vocabulary_of_the_same_histogram_costs_nothing(workspace: Works
     assert (workspace.root / "again" / "ledger.jsonl").read_bytes() == before
 
 
-@pytest.mark.slow
 def test_a_vocabulary_that_the_words_do_not_allow_says_what_is_spent(workspace: Workspace) -> None:
     done = workspace.run(*TOKENIZER, "tokenizer.vocab_size=5000", *EPS, "hydra.run.dir=large")
     assert done.code == 2
@@ -273,8 +272,7 @@ def test_a_tokenizer_of_another_unit_or_without_a_ledger_is_refused(workspace: W
     assert any("taken as public" in warning for warning in privacy["warnings"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", slow_but(["char"], ["unigram", "char"]))
+@pytest.mark.parametrize("algorithm", ["unigram", "char"])
 def test_a_vocabulary_without_privacy_says_so_and_is_no_private_runs_unless_it_is_public(
     workspace: Workspace, algorithm: str
 ) -> None:
@@ -380,7 +378,7 @@ def test_a_run_that_broke_off_before_its_words_were_on_disk_says_so(workspace: W
     assert json.loads(account.out)["epsilon"] == pytest.approx(4, abs=1e-3)
 
 
-@pytest.mark.parametrize("torn", slow_but(['{"clo'], ["", '{"clo', '{"closed": tr']))
+@pytest.mark.parametrize("torn", ["", '{"clo', '{"closed": tr'])
 def test_a_run_that_broke_off_with_its_words_on_disk_goes_on(
     workspace: Workspace, torn: str
 ) -> None:
@@ -393,7 +391,6 @@ def test_a_run_that_broke_off_with_its_words_on_disk_goes_on(
     assert (broken / "ledger.jsonl").read_bytes() == whole
 
 
-@pytest.mark.slow
 def test_a_run_that_broke_off_before_its_line_was_whole_spent_nothing(workspace: Workspace) -> None:
     broken = broken_off(workspace, "torn", 1)
     (broken / "histogram.tsv").unlink()

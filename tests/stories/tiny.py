@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import IO, Any
 
 import pytest
-from hydra._internal.hydra import Hydra
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
@@ -55,7 +54,6 @@ class Workspace:
         out, err = io.StringIO(), io.StringIO()
         with (
             logging_restored(),
-            composed_once(),
             drawn_as_words(),
             scored_plainly(),
             contextlib.chdir(self.root),
@@ -132,17 +130,6 @@ def write_rows(path: Path, rows: Sequence[tuple[str, str]]) -> None:
         for record, reference in rows
     ]
     path.write_text("".join(lines))
-
-
-@contextlib.contextmanager
-def composed_once() -> Iterator[None]:
-    """Spares Hydra the whole composition by which it looks for ``hydra.mode``, set nowhere.
-
-    test_conf checks that no YAML sets it: Hydra would find the None that it is told here.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
-        yield
 
 
 @contextlib.contextmanager

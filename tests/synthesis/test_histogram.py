@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpft.errors import InputError
@@ -44,6 +44,7 @@ def test_noise_is_on_every_cell_though_none_has_a_record() -> None:
 UNITS = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 8)), max_size=40)
 
 
+@pytest.mark.slow
 @given(UNITS, st.sampled_from("abcde"))
 def test_a_unit_moves_the_counts_by_at_most_1(rows: list[tuple[str, int]], unit: str) -> None:
     """In L2 norm, to the last bit, however many rows it has in however many cells."""
@@ -95,6 +96,8 @@ def test_a_histogram_of_noise_alone_is_refused_by_public_numbers() -> None:
     assert many.plan(eps=8, share=0.05, delta=1e-5, num_examples=1_000_000).cells == 9000
 
 
+@pytest.mark.slow
+@settings(max_examples=50)
 @given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=30))
 def test_shares_are_the_nearest_that_can_be(noisy: list[float]) -> None:
     """Projection onto the simplex: no other shares are nearer to the noisy counts."""
@@ -111,6 +114,8 @@ def test_shares_are_the_nearest_that_can_be(noisy: list[float]) -> None:
     assert (np.array(noisy)[~kept] <= moved[kept].min() + slack).all()
 
 
+@pytest.mark.slow
+@settings(max_examples=50)
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=30), st.integers(1, 5000))
 def test_rows_are_allotted_by_shares_and_none_is_lost(counts: list[float], num: int) -> None:
     of_cells = cell_shares(counts)

@@ -74,6 +74,7 @@ def test_distances_of_known_samples() -> None:
     assert column_distance(age, series(None), series(3)) == 1
 
 
+@pytest.mark.slow
 def test_associations_are_between_0_and_1_and_see_a_bond() -> None:
     """The visitors' notes name their city and whether they smoke."""
     found = associations(SCHEMA, tables(rows(80, 1), rows(80, 2), rows(80, 3))).rows
@@ -86,6 +87,7 @@ def test_associations_are_between_0_and_1_and_see_a_bond() -> None:
     assert bound["city, age"] == (0, 0, 0), "a column of one value"
 
 
+@pytest.mark.slow
 def test_a_label_is_learned_from_rows_that_hold_it_and_not_from_noise() -> None:
     noise = [{**row, "smoker": random.Random(n).random() < 0.5} for n, row in enumerate(rows(100))]
     for synthetic, low, high in ((rows(100), 0.9, 1), (noise, 0, 0.85)):
@@ -101,6 +103,7 @@ def few_tables() -> Tables:
     return tables(rows(30), rows(30), rows(30))
 
 
+@pytest.mark.slow
 def test_texts_of_one_kind_are_not_told_apart_and_others_are() -> None:
     draw = random.Random(0)
     one, other, third = ([f"{draw.choice('abc')} {draw.choice('xyz')}" for _ in range(200)]
@@ -110,6 +113,7 @@ def test_texts_of_one_kind_are_not_told_apart_and_others_are() -> None:
     assert classifier_accuracy(one[:19], other) is None
 
 
+@pytest.mark.slow
 def test_copied_records_are_seen_beside_those_that_were_not_trained_on() -> None:
     draw = random.Random(0)
 
@@ -132,6 +136,7 @@ def test_copied_records_are_seen_beside_those_that_were_not_trained_on() -> None
     assert alone.columns == ("training records",) and alone.note is None
 
 
+@pytest.mark.slow
 def test_every_measure_of_tables_and_of_a_table_of_one_column() -> None:
     found = compare_tables(SCHEMA, tables(rows(60, 1), rows(60, 1), rows(60, 3)))
     titles = [table.title for table in found]

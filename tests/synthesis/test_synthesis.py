@@ -23,6 +23,7 @@ from dpft.reports.privacy_json import PrivateRun, read_privacy
 from dpft.strict_model import read_model
 from dpft.synthesis import command, generate, plan, records
 from dpft.synthesis.histogram import Condition
+from tests.slowness import slow, slow_but
 from tests.stories.tiny import make_workspace
 from tests.synthesis.tables import CITIES, SCHEMA, visitors, write_csv
 
@@ -61,6 +62,7 @@ def made(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dpft.Synthesiz
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_row_is_one_and_shares_are_the_histograms(made: dpft.Synthesized) -> None:
     rows = list(csv.DictReader(made.path.open()))
     assert [row["customer_id"] for row in rows] == [str(number) for number in range(1, 13)]
@@ -76,6 +78,7 @@ def test_every_row_is_one_and_shares_are_the_histograms(made: dpft.Synthesized) 
     assert made.rows.num_rows == 12 and len(made.to_pandas()) == 12
 
 
+@pytest.mark.slow
 def test_both_parts_are_one_epsilon_and_the_ledgers_say_so(made: dpft.Synthesized) -> None:
     """By PLD of both mechanisms, read from the ledgers alone; another accountant agrees."""
     said = read_model(made.folder / "synthesis.json", records.Synthesis)
@@ -105,6 +108,7 @@ def test_both_parts_are_one_epsilon_and_the_ledgers_say_so(made: dpft.Synthesize
     assert said.delta == 1e-3 and said.num_examples == 60
 
 
+@pytest.mark.slow
 def test_the_trainings_ledger_alone_has_the_whole_epsilon(
     made: dpft.Synthesized, tmp_path: Path
 ) -> None:
@@ -124,6 +128,7 @@ def test_the_trainings_ledger_alone_has_the_whole_epsilon(
     assert sorted(steps) == [1, 2], "the histogram, and the training"
 
 
+@pytest.mark.slow
 def test_the_trainings_own_record_states_the_whole_epsilon_and_no_smaller_one(
     made: dpft.Synthesized, tmp_path: Path
 ) -> None:
@@ -145,6 +150,7 @@ def test_the_trainings_own_record_states_the_whole_epsilon_and_no_smaller_one(
     assert "histogram of its synthesis together" in (training / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_what_is_public_says_nothing_of_real_rows(made: dpft.Synthesized) -> None:
     public = (made.folder / "report.html").read_text()
     assert "controls" not in public and "for the owner" not in public
@@ -160,6 +166,7 @@ def test_what_is_public_says_nothing_of_real_rows(made: dpft.Synthesized) -> Non
             assert b"who smokes here." not in path.read_bytes(), path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncalibrated")
 def test_controls_are_in_neither_part(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -208,6 +215,7 @@ def broken(*_: Any, **__: Any) -> Any:
     raise Broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place, kept",
     [
@@ -256,6 +264,7 @@ def begun(data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *place: Any
             )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncalibrated")
 def test_the_ledgers_line_is_there_before_noise_is_drawn(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -268,6 +277,7 @@ def test_the_ledgers_line_is_there_before_noise_is_drawn(
     assert not (tmp_path / "run/counts.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncalibrated")
 def test_a_crash_before_the_line_spends_nothing(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -291,7 +301,7 @@ def _begun_training(folder: Path) -> None:
         (folder / name).unlink()
 
 
-CHANGES = {
+CHANGES: dict[str, tuple[Any, str]] = {
     "counts and ledger are gone": (_begun_training, "noise is not drawn twice"),
     "a count is another": (lambda f: _counts(f, lambda c: c.__setitem__(0, 9.0)), "is not what"),
     "a count is gone": (lambda f: _counts(f, lambda c: c.pop()), "is not what"),
@@ -300,17 +310,20 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncalibrated")
-@pytest.mark.parametrize("change, said", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("what", slow_but(["a count is another"], CHANGES))
 def test_what_was_changed_in_between_is_refused(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, said: str
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
+    change, said = CHANGES[what]
     begun(data, tmp_path / "run", monkeypatch, command, "train")
     change(tmp_path / "run")
     with pytest.raises(StateError, match=said):
         dpft.synthesize(overrides=[f"resume={tmp_path / 'run'}"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncalibrated")
 def test_other_rows_are_refused_when_it_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -324,6 +337,7 @@ def test_other_rows_are_refused_when_it_goes_on(
         dpft.synthesize(overrides=[f"resume={tmp_path / 'run'}"])
 
 
+@pytest.mark.slow
 def test_a_finished_synthesis_without_its_ledger_is_refused(
     made: dpft.Synthesized, tmp_path: Path
 ) -> None:
@@ -334,11 +348,13 @@ def test_a_finished_synthesis_without_its_ledger_is_refused(
             dpft.synthesize(overrides=[f"resume={folder}"])
 
 
+@pytest.mark.slow
 def test_another_synthesis_in_the_folder_is_refused(made: dpft.Synthesized, data: Path) -> None:
     with pytest.raises(InputError, match="go on with it by dpft synthesize resume="):
         dpft.synthesize(data, QUICK, privacy={"eps": EPS}, folder=made.folder)
 
 
+@pytest.mark.slow
 def test_without_a_condition_training_has_all_of_epsilon(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,12 +401,19 @@ BAD: dict[str, tuple[Mapping[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncalibrated")
-@pytest.mark.parametrize("changed, said", BAD.values(), ids=BAD)
+@pytest.mark.parametrize(
+    "what",
+    slow_but(
+        ["num is 0", "a unit that is no column", "noise in place of eps", "a schema that is none"],
+        BAD,
+    ),
+)
 def test_bad_input_is_one_sentence_before_noise_is_drawn(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: Mapping[str, Any],
-    said: str,
-) -> None:  # fmt: skip
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    changed, said = BAD[what]
     monkeypatch.setattr(command, "noisy_counts", broken)
     monkeypatch.setattr(command, "train", broken)
     given = dict(changed)
@@ -414,6 +437,7 @@ def test_bad_input_is_one_sentence_before_noise_is_drawn(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_unit_cannot_take_the_place_of_what_is_learned(tmp_path: Path) -> None:
     """Its values, which are never learned, would be the training's targets."""
     rows = [{**row, "__row__": row["customer_id"]} for row in visitors()]
@@ -424,6 +448,7 @@ def test_a_unit_cannot_take_the_place_of_what_is_learned(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncalibrated")
 def test_what_decoding_lacks_is_refused_before_anything_is_spent(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -450,11 +475,13 @@ TABLES: dict[str, tuple[bytes, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncalibrated")
-@pytest.mark.parametrize("content, said", TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize("what", slow_but(["latin-1", "a value outside"], TABLES))
 def test_a_bad_table_is_refused_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
+    content, said = TABLES[what]
     monkeypatch.setattr(command, "train", broken)
     (tmp_path / "t.csv").write_bytes(content)
     schema = {"columns": {"city": {"type": "category", "values": CITIES},
@@ -466,8 +493,9 @@ def test_a_bad_table_is_refused_in_one_sentence(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncalibrated")
-@pytest.mark.parametrize("invalid, left", [("missing", 24), ("skip", 20)])
+@pytest.mark.parametrize("invalid, left", [("skip", 20), *slow(("missing", 24))])
 def test_rows_that_do_not_fit_change_no_public_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invalid: str, left: int
 ) -> None:
@@ -492,6 +520,7 @@ def test_rows_that_do_not_fit_change_no_public_number(
     assert seen == [(26, left)]
 
 
+@pytest.mark.slow
 def test_rows_in_memory_and_a_rule_by_rejection(tmp_path: Path) -> None:
     schema = {**SCHEMA, "rules": ["age >= 30"]}
     rows = [{**row, "age": str(max(30, int(row["age"])))} for row in visitors()]
@@ -508,6 +537,7 @@ def test_rows_in_memory_and_a_rule_by_rejection(tmp_path: Path) -> None:
     assert not (tmp_path / "run/private/report.html").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("uncalibrated")
 def test_a_table_of_no_row_is_said_and_not_written(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -521,6 +551,7 @@ def test_a_table_of_no_row_is_said_and_not_written(
     assert not (tmp_path / "run/synthetic.csv").exists()
 
 
+@pytest.mark.slow
 def test_files_and_answer_are_as_their_schemas_have_them(
     made: dpft.Synthesized, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -553,6 +584,7 @@ def test_a_restart_by_slurm_must_resume(monkeypatch: pytest.MonkeyPatch) -> None
         dpft.synthesize([{"city": "Rome"}], schema={"columns": {}}, privacy={"eps": 3})
 
 
+@pytest.mark.slow
 def test_a_draft_lies_in_private_and_says_what_to_do(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -568,6 +600,7 @@ def test_a_draft_lies_in_private_and_says_what_to_do(
     assert main([*words, "privacy.eps=1"]) == 2
 
 
+@pytest.mark.slow
 def test_a_table_that_is_not_there_is_said_before_any_model_is_looked_for(tmp_path: Path) -> None:
     schema = tmp_path / "rows.schema.yaml"
     schema.write_text("columns: {city: {type: category, values: [Oslo, Rome]}}\n")

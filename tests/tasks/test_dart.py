@@ -89,6 +89,7 @@ def test_the_task_is_found_by_its_name_and_says_what_a_record_is():
 REAL = Path(os.environ.get("DPFT_DATA", Path(__file__).parents[3] / "shared" / "data")) / "dart"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs DART; set DPFT_DATA to the data's folder")
 def test_the_real_test_split_has_its_published_sizes():
     """5,097 records (Nan et al. 2021), of which 938 have a tripleset that another has."""

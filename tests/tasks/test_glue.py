@@ -107,6 +107,7 @@ def test_the_head_of_a_score_gives_it_as_it_is():
     assert task("stsb", objective="cls").predicted([5.4]) == 5.4
 
 
+@pytest.mark.slow
 def test_a_prediction_is_read_as_it_was_written():
     for name, values in (("mnli", (0.0, 2.0)), ("stsb", (5.4, -1.0, 2.125))):
         for value in values:

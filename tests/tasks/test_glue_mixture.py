@@ -57,6 +57,7 @@ def test_its_tasks_are_those_of_their_own_configurations() -> None:
         }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_row_is_the_record_that_its_own_task_makes(folder: Path) -> None:
     records = load_examples(mixture(folder, **of(*ROWS)), "train")
     assert len(records) == 4 * 6
@@ -68,6 +69,7 @@ def test_every_row_is_the_record_that_its_own_task_makes(folder: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_limit_bounds_each_tasks_training_records_and_no_others(folder: Path) -> None:
     limited = mixture(folder, **of(*ROWS), mixture_limit=2)
     assert len(load_examples(limited, "train")) == 4 * 2
@@ -87,6 +89,7 @@ def test_parts_are_each_tasks_own(folder: Path) -> None:
         load_examples(task, "validation")
 
 
+@pytest.mark.slow
 def test_the_public_number_is_that_of_all_tasks_within_the_limit() -> None:
     assert mixture().public_num_train_examples == 949_098
     limited = mixture(mixture_limit=10_000, **of("rte", "mnli"))
@@ -119,6 +122,7 @@ def test_what_is_no_mixture_is_refused(changes: dict[str, Any], says: str) -> No
         mixture(**changes)
 
 
+@pytest.mark.slow
 def test_a_private_run_leaves_no_row_out_for_those_before_it() -> None:
     from dpft.config.load import load
     from dpft.config.schema import TrainCommand

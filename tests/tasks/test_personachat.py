@@ -191,6 +191,7 @@ REAL = Path(os.environ.get("DPFT_DATA", Path(__file__).parents[3] / "shared" / "
 REAL = REAL / "personachat"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs Persona-Chat; set DPFT_DATA to its folder")
 def test_the_real_validation_split_has_its_published_size():
     """7,801 utterances (ConvAI2), each with a context of its own."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from dpft.training.adafactor import is_factored
 from dpft.training.optimizers import Adafactor
+from tests.slowness import slow_but
 
 STEPS = 10
 LARGE, SMALL, LONG, VECTOR = (130, 140), (3, 5), (32, 512), (7,)
@@ -38,7 +39,7 @@ def optimizer_of(parameter: nn.Parameter, **settings: Any) -> torch.optim.Optimi
     return config.make([parameter], learning_rate=0.1, weight_decay=0.0)
 
 
-@pytest.mark.parametrize("gradient_size", [1.0, 5e-8], ids=["ordinary", "as small as private ones"])
+@pytest.mark.parametrize("gradient_size", slow_but([5e-8], [1.0, 5e-8]), ids=str)
 @pytest.mark.parametrize("weight_size", [1.0, 0.0], ids=["begun", "begins at zero"])
 @pytest.mark.parametrize(
     ("shape", "least", "factored"),

@@ -9,8 +9,9 @@ from dpft.privacy.ledger import read_ledger
 from dpft.run_folder import HISTORY, LEDGER
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
-from tests.slowness import slow_but
 from tests.training.shared_training import Training, check_alike, train_on
+
+pytestmark = pytest.mark.slow
 
 LONG = Case(noise_multiplier=1.0, steps=5, bands=2)
 
@@ -28,7 +29,7 @@ def histories(folder: Path) -> list[Path]:
     return sorted(folder.rglob(f"{Path(HISTORY).stem}*"))
 
 
-@pytest.mark.parametrize(("size", "shard_size"), slow_but([], [(3, None), (4, 2)]))
+@pytest.mark.parametrize(("size", "shard_size"), [(3, None), (4, 2)])
 def test_a_run_that_goes_on_is_bit_identical_to_an_undisturbed_one(
     size: int, shard_size: int | None, tmp_path: Path
 ) -> None:
@@ -42,7 +43,7 @@ def test_a_run_that_goes_on_is_bit_identical_to_an_undisturbed_one(
     assert not histories(broken.folder)
 
 
-@pytest.mark.parametrize("rank", slow_but([1], [0, 1]))
+@pytest.mark.parametrize("rank", [0, 1])
 def test_where_a_ranks_own_is_gone_all_begin_a_stream(rank: int, tmp_path: Path) -> None:
     broken = broken_off(tmp_path / "broken", 2)
     histories(broken.folder)[rank].unlink()
@@ -50,7 +51,7 @@ def test_where_a_ranks_own_is_gone_all_begin_a_stream(rank: int, tmp_path: Path)
     assert read_ledger(broken.folder / LEDGER).streams == (3, 3)
 
 
-@pytest.mark.parametrize("rank", slow_but([1], [0, 1]))
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_damaged_one_ends_the_run_on_all_ranks(rank: int, tmp_path: Path) -> None:
     broken = broken_off(tmp_path / "broken", 2)
     path = histories(broken.folder)[rank]

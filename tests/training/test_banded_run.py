@@ -16,10 +16,11 @@ from dpft.privacy.mechanisms.banded import Banded
 from dpft.run_folder import HISTORY, KEYS
 from dpft.training import loop as loop_module
 from dpft.training.checkpoint import find_resume_point
-from tests.slowness import slow_but
 from tests.training import killed_runs as runs
 from tests.training.killed_runs import MOMENTS, killed, same
 from tests.training.toy import plan
+
+pytestmark = pytest.mark.slow
 
 BANDED = Banded(bands=2, coefficients=(0.8, 0.59))
 PLAN = plan().replace(mechanism=BANDED, sample_rate=1.0, sampler=BANDED.sampler_name)
@@ -40,9 +41,7 @@ def undisturbed(tmp_path_factory):
     return folder, go(folder)
 
 
-@pytest.mark.parametrize(
-    "moment", slow_but(["between journal and ledger", "after the update"], list(MOMENTS))
-)
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_trust_rule_9_a_killed_run_goes_on_bit_for_bit(tmp_path, undisturbed, moment):
     folder = kill(tmp_path / "run", moment)
     resume_point = find_resume_point(folder)

@@ -32,6 +32,7 @@ from dpft.training.optimizers import (
     SchedulerConfig,
 )
 from dpft.training.training_state import TrainingState
+from tests.slowness import slow_but
 from tests.training.toy import (
     plan,
     privacy,
@@ -67,18 +68,6 @@ def states(state: TrainingState) -> dict[str, list]:
     }
 
 
-def test_going_on_from_a_checkpoint_is_bit_identical_to_never_having_stopped(tmp_path):
-    first = state_after(3)
-    path = save_checkpoint(tmp_path / "checkpoints", 3, first)
-    second = state_after(1, seed=9)
-    assert restore_checkpoint(path, second) == 3
-    take_steps(first, 2)
-    take_steps(second, 2)
-    assert torch.equal(weights(first), weights(second))
-    assert first.scheduler.get_last_lr() == pytest.approx([0.05])
-    assert second.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"]
-
-
 SETTINGS = {"rsqrt": {"warmup_steps": 2}}
 OPTIMIZERS = [
     AdamW(), Adam(), SGD(), SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True), Adafactor(),
@@ -86,8 +75,10 @@ OPTIMIZERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("config", OPTIMIZERS, ids=repr)
-@pytest.mark.parametrize("stop", [0, 2])
+@pytest.mark.parametrize(
+    "config", slow_but([AdamW(), SGD(momentum=0.9), Adafactor()], OPTIMIZERS), ids=repr
+)
+@pytest.mark.parametrize("stop", slow_but([2], [0, 2]))
 def test_every_optimizer_goes_on_to_the_same_bits(tmp_path, config, stop):
     through = state_after(4, config=config)
     path = save_checkpoint(tmp_path / "checkpoints", stop, state_after(stop, config=config))
@@ -98,7 +89,7 @@ def test_every_optimizer_goes_on_to_the_same_bits(tmp_path, config, stop):
     assert states(through) == states(resumed)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", slow_but(["linear"], SCHEDULES))
 def test_every_schedule_goes_on_where_it_was_with_its_factor(tmp_path, schedule):
     def factor(step: int) -> float:
         return 0.25 if step < 3 else 2.0

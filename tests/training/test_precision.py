@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpft.training.training_config import TrainingConfig, autocast, warn_if_slow
-from tests.slowness import slow
+from tests.slowness import slow, slow_but
 from tests.training.toy import (
     plan,
     privacy,
@@ -33,7 +33,8 @@ def weights_after(folder, precision, private=True, **settings):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.slow
+@pytest.mark.parametrize("private", slow_but([False], [True, False]))
 @pytest.mark.parametrize("precision", ["bf16", *slow(("fp16",))])
 def test_half_precision_training_follows_float32(tmp_path, precision, private):
     start = torch.cat([p.detach().flatten() for p in tiny_model().parameters()])

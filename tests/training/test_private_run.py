@@ -18,7 +18,7 @@ from dpft.run_folder import KEYS
 from dpft.training import loop as loop_module
 from dpft.training.checkpoint import check_promises, find_resume_point
 from tests.privacy.test_ledger import as_before
-from tests.slowness import slow, slow_but
+from tests.slowness import slow_but
 from tests.training.killed_runs import MOMENTS, Killed, go, go_on, kill, killed, on_call, same
 from tests.training.toy import plan, privacy, session, tiny_model, train_ordinarily
 
@@ -29,15 +29,7 @@ def undisturbed(tmp_path_factory):
     return folder, go(folder)
 
 
-FAST = (
-    *("inside the first line", "inside the ledger's write", "between ledger and update"),
-    "inside a checkpoint's write",
-)
-"""Each kind of moment once; those before and after them are tried by make test-slow, and some of
-them here by test_banded_run, of whose noise more is kept."""
-
-
-@pytest.mark.parametrize("moment", slow_but(FAST, MOMENTS))
+@pytest.mark.parametrize("moment", slow_but(["between ledger and update"], MOMENTS))
 def test_trust_rule_9_a_killed_run_goes_on_bit_by_bit(tmp_path, undisturbed, moment):
     folder, expected = kill(tmp_path / "run", moment), undisturbed[1]
     resume_point = find_resume_point(folder)
@@ -70,13 +62,14 @@ def signal_to_noise(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", slow_but(["rgp"], ["rgp", "bitfit", "lora"]))
+@pytest.mark.parametrize("method", ["rgp", "bitfit", "lora"])
 def test_a_methods_own_state_survives_too(tmp_path, method):
     expected = go(tmp_path / "whole", method=method)
     folder = kill(tmp_path / "run", "after the update", method=method)
     assert same(go_on(folder, method=method), expected)
 
 
+@pytest.mark.slow
 def test_trust_rule_9_another_environment_draws_new_noise_and_counts_it(tmp_path, undisturbed):
     """Four steps are in the ledger and two in the checkpoint: five in all leave one to take."""
     folder = kill(tmp_path / "run", "after the update")
@@ -87,6 +80,7 @@ def test_trust_rule_9_another_environment_draws_new_noise_and_counts_it(tmp_path
     assert not same(weights, undisturbed[1])
 
 
+@pytest.mark.slow
 def test_trust_rule_4_no_generator_state_outlives_a_run_that_broke_off_while_saving_them(tmp_path):
     """With a budget the run ends before the step whose checkpoint was half-written."""
     folder = kill(tmp_path / "run", "before a checkpoint has its name")
@@ -96,6 +90,7 @@ def test_trust_rule_4_no_generator_state_outlives_a_run_that_broke_off_while_sav
     assert not list(folder.rglob(KEYS)) and not list(folder.rglob("*.partial"))
 
 
+@pytest.mark.slow
 def test_trust_rule_9_a_run_with_redone_steps_is_replayed_like_any_other(tmp_path, caplog):
     """Steps 3 and 4 are redone as lines 5 and 6; step 5, line 7, is replayed at no cost."""
     folder = kill(tmp_path / "run", "after the update")
@@ -110,6 +105,7 @@ def test_trust_rule_9_a_run_with_redone_steps_is_replayed_like_any_other(tmp_pat
     assert read_ledger(folder / "ledger.jsonl").steps == 7
 
 
+@pytest.mark.slow
 def test_trust_rule_9_a_replay_after_redone_steps_stays_within_the_budget(tmp_path):
     """Step 1 is lines 1 and 2, step 2 line 3, step 3 line 4, replayed; step 4 ends it."""
     settings = {"micro_batch_size": 2, "eps": 1.0}
@@ -131,6 +127,7 @@ def test_trust_rule_9_a_run_may_overspend_if_it_is_told_to(tmp_path):
     assert (folder / "private/checkpoints/step-00000005").is_dir()
 
 
+@pytest.mark.slow
 def test_trust_rule_9_a_torn_line_counts_and_is_a_step_of_its_own_where_noise_is_new(tmp_path):
     folder = kill(tmp_path / "run", "inside the ledger's write")
     torn = read_ledger(folder / "ledger.jsonl")
@@ -139,6 +136,7 @@ def test_trust_rule_9_a_torn_line_counts_and_is_a_step_of_its_own_where_noise_is
     assert read_ledger(folder / "ledger.jsonl").steps == 4 + 3
 
 
+@pytest.mark.slow
 def test_trust_rule_9_a_replay_that_comes_out_otherwise_stops_before_the_update(tmp_path, caplog):
     folder = kill(tmp_path / "run", "after the update")
     journal = folder / "private" / "steps.jsonl"
@@ -151,10 +149,8 @@ def test_trust_rule_9_a_replay_that_comes_out_otherwise_stops_before_the_update(
     assert read_ledger(folder / "ledger.jsonl").steps == 5
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("noise_seed", None), *slow(("show_diagnostics", True))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("key", "value"), [("noise_seed", None), ("show_diagnostics", True)])
 def test_trust_rule_4_what_the_report_says_of_a_run_is_what_it_began_with(tmp_path, key, value):
     """Else a run of predictable noise would be private once its seed was edited out."""
     kill(tmp_path / "run", "after the update")
@@ -165,10 +161,8 @@ def test_trust_rule_4_what_the_report_says_of_a_run_is_what_it_began_with(tmp_pa
     assert error.value.exit_code == 2
 
 
-@pytest.mark.parametrize(
-    "moment",
-    slow_but(("after the update",), ("after the update", "before a checkpoint has its name")),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["after the update", "before a checkpoint has its name"])
 def test_trust_rule_4_a_copied_folder_draws_new_noise(tmp_path, caplog, moment):
     """Original and copy both go on: no step of one has noise of the other, nor of its own past."""
     kill(tmp_path / "run", moment)
@@ -180,6 +174,7 @@ def test_trust_rule_4_a_copied_folder_draws_new_noise(tmp_path, caplog, moment):
     assert not same(weights, original)
 
 
+@pytest.mark.slow
 def test_trust_rule_4_a_copy_draws_new_noise_with_nothing_to_redo(tmp_path, caplog):
     """Killed right after a checkpoint: the copy would go on with the original's next noise."""
     folder = kill(tmp_path / "run", (PrivacyEngine, "draw", 3))
@@ -204,6 +199,7 @@ def moved_keys(folder) -> str:
     return seen[0]
 
 
+@pytest.mark.slow
 def test_trust_rule_4_another_environment_draws_new_noise_with_nothing_to_redo(
     tmp_path, monkeypatch
 ):
@@ -214,6 +210,7 @@ def test_trust_rule_4_another_environment_draws_new_noise_with_nothing_to_redo(
     assert key != find_resume_point(folder).checkpoint.read_keys().content["keys"]["noise"]
 
 
+@pytest.mark.slow
 def test_trust_rule_4_older_checkpoints_that_are_kept_have_lost_their_keys(tmp_path):
     """Their keys would give, step by step, the noise of all that came after them."""
     kill(tmp_path / "run", "before the ledger is closed", keep=3)
@@ -222,7 +219,8 @@ def test_trust_rule_4_older_checkpoints_that_are_kept_have_lost_their_keys(tmp_p
     assert [(path / KEYS).exists() for path in paths] == [False, False, True]
 
 
-@pytest.mark.parametrize("torn", [True, *slow((False,))])
+@pytest.mark.slow
+@pytest.mark.parametrize("torn", [True, False])
 def test_trust_rule_9_a_journaled_step_never_comes_out_otherwise(tmp_path, caplog, torn):
     """Step 4 is in the journal; its ledger line, torn or not begun, does not excuse another sum."""
     folder = tmp_path / "run"
@@ -240,6 +238,7 @@ def test_trust_rule_9_a_journaled_step_never_comes_out_otherwise(tmp_path, caplo
     assert read_run_ledger(folder).steps == 4 + 3
 
 
+@pytest.mark.slow
 def test_trust_rule_9_a_step_that_only_the_journal_has_counts_where_noise_is_new(tmp_path):
     folder = kill(tmp_path / "run", "between journal and ledger")
     resume_point = find_resume_point(folder)
@@ -250,6 +249,7 @@ def test_trust_rule_9_a_step_that_only_the_journal_has_counts_where_noise_is_new
     assert [path.name for path in (folder / "private/checkpoints").iterdir()] == ["step-00000003"]
 
 
+@pytest.mark.slow
 def test_trust_rule_9_a_torn_step_without_a_journal_entry_gets_one_that_says_so(tmp_path):
     folder = kill(tmp_path / "run", "after the update")
     with (folder / "ledger.jsonl").open("a") as file:
@@ -260,6 +260,7 @@ def test_trust_rule_9_a_torn_step_without_a_journal_entry_gets_one_that_says_so(
     assert read_run_ledger(folder).steps == len(entries) == 5 + 3
 
 
+@pytest.mark.slow
 def test_trust_rule_9_a_ledger_that_lost_two_lines_of_its_journal_is_refused(tmp_path):
     folder = kill(tmp_path / "run", "after the update")
     ledger = folder / "ledger.jsonl"
@@ -268,6 +269,7 @@ def test_trust_rule_9_a_ledger_that_lost_two_lines_of_its_journal_is_refused(tmp
         find_resume_point(folder)
 
 
+@pytest.mark.slow
 def test_trust_rule_4_the_first_checkpoint_is_whole_before_the_ledgers_first_line(tmp_path):
     """It has the head of the line to come, so that no other run's can take its place."""
     folder = kill(tmp_path / "run", "before the first line")
@@ -292,6 +294,7 @@ def test_a_seeded_run_has_a_random_name_all_the_same(tmp_path):
     assert privacy().noise_seed is not None and names[0] != names[1]
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_does_not_go_on(tmp_path):
     """Its ledger has no plan."""
     folder = kill(tmp_path / "run", "after the update")
@@ -301,6 +304,7 @@ def test_a_run_of_an_earlier_version_does_not_go_on(tmp_path):
     assert error.value.exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_plan_is_refused(tmp_path):
     folder = kill(tmp_path / "run", "after the update")
     found = find_resume_point(folder)
@@ -319,7 +323,8 @@ def test_the_journal_is_private_and_ahead_of_the_ledger(undisturbed):
     assert steps == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("cut", [slice(1, None), *slow((slice(None, 2),))])
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", [slice(1, None), slice(None, 2)])
 def test_a_ledger_that_the_checkpoint_does_not_know_is_refused(tmp_path, cut):
     folder = kill(tmp_path / "run", "before the ledger is closed")
     ledger = folder / "ledger.jsonl"
@@ -329,6 +334,7 @@ def test_a_ledger_that_the_checkpoint_does_not_know_is_refused(tmp_path, cut):
     assert error.value.exit_code == 3
 
 
+@pytest.mark.slow
 def test_a_damaged_byte_of_any_file_of_a_checkpoint_is_refused(tmp_path):
     folder = kill(tmp_path / "run", "after the update")
     (checkpoint,) = (folder / "private" / "checkpoints").glob("step-*")
@@ -349,6 +355,7 @@ def test_a_closed_run_has_ended_and_its_secrets_are_gone(undisturbed):
     assert resume_point.plan() == plan()
 
 
+@pytest.mark.slow
 def test_an_ordinary_run_goes_on_bit_by_bit(tmp_path):
     weights = []
     for name in ("whole", "killed"):
@@ -365,6 +372,7 @@ def test_an_ordinary_run_goes_on_bit_by_bit(tmp_path):
     assert find_resume_point(tmp_path / "killed").has_ended
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_run_after_a_whole_step_with_a_checkpoint(
     tmp_path, monkeypatch, undisturbed
 ):

@@ -221,6 +221,7 @@ def trained(folder: Path, progress: ProgressRecord, **given: Any) -> None:
     train_privately(own, plan(steps=20), privacy(), epsilon_after=spent, **given)
 
 
+@pytest.mark.slow
 def test_trust_rule_7_the_event_files_of_a_run_hold_public_quantities_only(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     folder = tmp_path / "tensorboard"
@@ -247,6 +248,7 @@ def test_a_private_run_tells_its_learning_rate_and_the_epsilon_of_the_ledger(
     assert [line["epsilon"] for line in lines(tmp_path)] == [10.0, 20.0]
 
 
+@pytest.mark.slow
 def test_steps_that_are_taken_again_count_in_the_epsilon_that_is_told(tmp_path: Path) -> None:
     own = session(tmp_path, checkpoint_every=5)
     with killed(JournaledLedger, "record_step", 9):
@@ -261,6 +263,7 @@ def test_steps_that_are_taken_again_count_in_the_epsilon_that_is_told(tmp_path: 
     assert [(line["step"], line["epsilon"]) for line in lines(tmp_path)] == [(20, 23.0)]
 
 
+@pytest.mark.slow
 def test_a_run_without_privacy_has_the_same_lines_without_epsilon(tmp_path: Path) -> None:
     own = session(tmp_path)
     object.__setattr__(own, "listeners", (record(tmp_path),))

@@ -10,6 +10,8 @@ from dpft.training.optimizers import SGD, AdamW
 from tests.privacy.linear_complexity import linear_complexity
 from tests.training.toy import VOCABULARY, plan, privacy, session, spent, train_privately
 
+pytestmark = pytest.mark.slow
+
 POSITIONS = 700_000
 """Rows of the position embedding, one number each; records use the first few."""
 

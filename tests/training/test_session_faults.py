@@ -24,8 +24,9 @@ from dpft.training.checkpoint import find_resume_point
 from dpft.training.optimizers import AdamW
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
-from tests.slowness import slow, slow_but
 from tests.training.shared_training import Training, check_alike, ended_on, train_on
+
+pytestmark = pytest.mark.slow
 
 SAID = "one loss depends on another"
 LONG = Case(noise_multiplier=1.0, steps=5)
@@ -57,7 +58,7 @@ def die() -> None:
 SAID_ELSEWHERE = ("SaidElsewhere", "another process of the run ended with RunError.")
 
 
-@pytest.mark.parametrize("failing", [(1, 2), *slow([(1,)], [(0, 1, 2)])])
+@pytest.mark.parametrize("failing", [(1, 2), (1,), (0, 1, 2)])
 def test_what_fails_in_a_step_is_said_by_one_rank_and_ends_all(
     failing: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -150,7 +151,7 @@ def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("shard_size", slow_but([2], [None, 2]))
+@pytest.mark.parametrize("shard_size", [None, 2])
 def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(
     shard_size: int | None, tmp_path: Path
 ) -> None:

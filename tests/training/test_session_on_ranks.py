@@ -23,7 +23,6 @@ from dpft.training.starting_point import Start
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
 from tests.privacy.test_methods_twin import REFUSED
-from tests.slowness import slow_but
 from tests.training.shared_training import (
     Training,
     Weights,
@@ -31,6 +30,8 @@ from tests.training.shared_training import (
     train_on,
     train_ordinarily_on,
 )
+
+pytestmark = pytest.mark.slow
 
 LONG = Case(noise_multiplier=1.0, steps=5)
 
@@ -42,15 +43,12 @@ def farthest(found: Weights, expected: Weights) -> float:
 
 @pytest.mark.parametrize(
     ("method", "size"),
-    slow_but(
-        [("two_phase", 2)],
-        [
-            (method, size)
-            for method in METHODS.entries()
-            for size in (2, 4)
-            if "gpt2" not in REFUSED.get(method, ())
-        ],
-    ),
+    [
+        (method, size)
+        for method in METHODS.entries()
+        for size in (2, 4)
+        if "gpt2" not in REFUSED.get(method, ())
+    ],
 )
 def test_weights_equal_those_of_one_process(method: str, size: int, tmp_path: Path) -> None:
     """For every method: nothing that a rank draws for itself reaches a weight."""
@@ -63,8 +61,7 @@ def test_weights_equal_those_of_one_process(method: str, size: int, tmp_path: Pa
     assert read_ledger(shared.folder / LEDGER).steps == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("clips", "size"), slow_but([(True, 2)], product([False, True], [2, 4])))
+@pytest.mark.parametrize(("clips", "size"), product([False, True], [2, 4]))
 def test_weights_without_privacy_equal_those_of_one_process(
     clips: bool, size: int, tmp_path: Path
 ) -> None:
@@ -143,7 +140,7 @@ def test_a_run_that_goes_on_is_bit_identical_to_an_undisturbed_one(
 
 @pytest.mark.parametrize(
     ("size", "changed_record"),
-    slow_but([(2, True)], [(4, False), (1, False), (2, True)]),
+    [(4, False), (1, False), (2, True)],
 )
 def test_what_cannot_be_taken_again_as_it_was_gets_new_noise_and_is_counted(
     broken: Training, size: int, changed_record: bool

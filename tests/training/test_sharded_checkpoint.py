@@ -21,7 +21,6 @@ from dpft.training.optimizers import (
     check_works_on_shards,
 )
 from tests.parallel.forked import LOST, on_ranks
-from tests.slowness import slow_but
 from tests.training.sharded_states import (
     restored,
     save_on,
@@ -34,7 +33,6 @@ ADAM, MOMENTUM = AdamW(), SGD(momentum=0.9)
 WHOLE = (1, None)
 GRIDS = [WHOLE, (2, 2), (4, 2), (4, 4)]
 """How many ranks, and how many shards."""
-FAST = [(ADAM, WHOLE, (2, 2)), (MOMENTUM, (2, 2), WHOLE)]
 ALL = [
     (config, before, after)
     for config in (ADAM, MOMENTUM, SGD())
@@ -52,7 +50,8 @@ def on(grid: tuple[int, int | None], function: Callable[..., object], *args: obj
     return on_ranks(function, size, folder, shard_size, config)
 
 
-@pytest.mark.parametrize(("config", "before", "after"), slow_but(FAST, ALL), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "before", "after"), ALL, ids=str)
 def test_any_number_of_ranks_and_shards_reads_what_any_other_wrote_bit_for_bit(
     config: OptimizerConfig,
     before: tuple[int, int | None],
@@ -66,6 +65,7 @@ def test_any_number_of_ranks_and_shards_reads_what_any_other_wrote_bit_for_bit(
         each.check_same(expected)
 
 
+@pytest.mark.slow
 def test_each_shard_is_a_file_of_its_own_for_the_owner_alone(tmp_path: Path) -> None:
     """Of two replicas of two shards one is written, and what is whole is written once."""
     on_ranks(saved, 4, tmp_path / "checkpoints", 2, ADAM)
@@ -107,7 +107,8 @@ def flip(path: Path) -> None:
 SPOILT = [(name, how) for name in ("model", "optimizer") for how in ("is damaged", "is gone")]
 
 
-@pytest.mark.parametrize(("name", "said"), slow_but([("optimizer", "is gone")], SPOILT))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "said"), SPOILT)
 def test_a_shard_that_is_damaged_or_gone_is_named_by_the_first_rank_and_ends_all(
     name: str, said: str, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_shard_that_is_damaged_or_gone_is_named_by_the_first_rank_and_ends_all
     assert second == ("StateError", 3, None)
 
 
+@pytest.mark.slow
 def test_a_folder_that_a_rank_cannot_see_is_said_to_be_so(tmp_path: Path) -> None:
     """As where each machine has a disk of its own."""
     first, second = on_ranks(refused, 2, tmp_path / "elsewhere")
@@ -148,7 +150,8 @@ def fails_in_the_second_checkpoint(ranks: Ranks, folder: Path, failing: int, how
     return "nothing"
 
 
-@pytest.mark.parametrize("failing", slow_but([1], [0, 1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", [0, 1])
 def test_a_rank_that_cannot_write_ends_all_and_the_checkpoint_before_is_whole(
     failing: int, tmp_path: Path
 ) -> None:
@@ -159,7 +162,8 @@ def test_a_rank_that_cannot_write_ends_all_and_the_checkpoint_before_is_whole(
     check_first_one_is_whole(folder)
 
 
-@pytest.mark.parametrize("failing", slow_but([1], [0, 1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", [0, 1])
 def test_a_rank_that_is_killed_while_it_writes_leaves_the_checkpoint_before_whole(
     failing: int, tmp_path: Path
 ) -> None:

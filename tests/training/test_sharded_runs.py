@@ -12,13 +12,14 @@ from dpft.run_folder import CHECKPOINTS, LEDGER
 from dpft.training.checkpoint import checkpoints, find_resume_point
 from tests.parallel.forked import LOST, on_ranks
 from tests.parallel.small_steps import Case
-from tests.slowness import slow_but
 from tests.training.shared_training import (
     Training,
     check_alike,
     train_on,
     train_ordinarily_on,
 )
+
+pytestmark = pytest.mark.slow
 
 LONG = Case(noise_multiplier=1.0, steps=5, shard_size=2)
 
@@ -39,15 +40,12 @@ def made(folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("method", "size", "accumulates_shards"),
-    slow_but(
-        [],
-        [
-            (method, size, accumulates)
-            for method in ("full", "two_phase", "rgp", "lora")
-            for size in (2, 4)
-            for accumulates in (False, True)
-        ],
-    ),
+    [
+        (method, size, accumulates)
+        for method in ("full", "two_phase", "rgp", "lora")
+        for size in (2, 4)
+        for accumulates in (False, True)
+    ],
 )
 def test_a_run_that_goes_on_is_bit_identical_to_an_undisturbed_one(
     method: str, size: int, accumulates_shards: bool, tmp_path: Path
@@ -61,7 +59,7 @@ def test_a_run_that_goes_on_is_bit_identical_to_an_undisturbed_one(
     assert read_ledger(broken.folder / LEDGER).steps == 5
 
 
-@pytest.mark.parametrize("shard_size", slow_but([2], [2, None]))
+@pytest.mark.parametrize("shard_size", [2, None])
 def test_noise_that_hangs_together_goes_on_from_each_ranks_own_history(
     shard_size: int | None, tmp_path: Path
 ) -> None:
@@ -90,7 +88,7 @@ HOLDING = {
 }
 
 
-@pytest.mark.parametrize("after", slow_but(["more ranks"], AFTERWARDS))
+@pytest.mark.parametrize("after", AFTERWARDS)
 def test_on_other_ranks_or_shards_new_noise_is_drawn_and_counted(
     after: str, tmp_path: Path
 ) -> None:
@@ -101,13 +99,11 @@ def test_on_other_ranks_or_shards_new_noise_is_drawn_and_counted(
     assert processes.get("sharding") == HOLDING[after]
 
 
-@pytest.mark.slow
 def test_a_run_of_one_process_goes_on_in_shards_with_new_noise(tmp_path: Path) -> None:
     run = broken_off(tmp_path / "broken", 1, replace(LONG, shard_size=None))
     check_reseeded(run, 2, 2)
 
 
-@pytest.mark.slow
 def test_a_step_that_does_not_come_out_as_it_was_gets_new_noise(tmp_path: Path) -> None:
     """All ranks go back to the checkpoint together."""
     run = broken_off(tmp_path / "broken", 2)
@@ -120,8 +116,7 @@ def check_reseeded(run: Training, size: int, shard_size: int | None) -> None:
     assert read_ledger(run.folder / LEDGER).steps == 3 + 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("clips", slow_but([True], [False, True]))
+@pytest.mark.parametrize("clips", [False, True])
 def test_weights_without_privacy_equal_those_of_one_process(clips: bool, tmp_path: Path) -> None:
     case = replace(LONG, steps=3)
     alone = Training(folder=made(tmp_path / "alone"), case=case, clips=clips)

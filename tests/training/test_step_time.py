@@ -10,6 +10,7 @@ from dpft.privacy.clipping.clipper import ClippingOptions
 from dpft.training import step_time
 from dpft.training.optimizers import AdamW
 from dpft.training.step_time import MeasuredTime, measure_step
+from tests.slowness import slow_but
 from tests.training.toy import plan, tiny_model
 
 FIXED, EACH, UPDATE = 1.0, 0.25, 7.0
@@ -52,7 +53,8 @@ def measured(*, clips: bool, micro_batch_size: int) -> MeasuredTime:
     )
 
 
-@pytest.mark.parametrize("clips", [True, False])
+@pytest.mark.slow
+@pytest.mark.parametrize("clips", slow_but([True], [True, False]))
 def test_a_step_takes_its_micro_batches_and_one_update(
     clips: bool, timed_examples: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +66,7 @@ def test_a_step_takes_its_micro_batches_and_one_update(
     assert (found.timed_micro_batch, found.tokens_per_example) == (4, 8)
 
 
+@pytest.mark.slow
 def test_a_micro_batch_that_takes_too_long_follows_from_smaller_ones(
     timed_examples: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

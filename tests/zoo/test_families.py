@@ -23,6 +23,7 @@ from tests.zoo.features import LACKS, POOLED, WORKS, tried
 from tests.zoo.methods import EXACT, METHOD_SETTINGS, method_result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(("llama3", "bert"), FAMILIES))
 def test_transformers_loads_the_published_folder(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]

@@ -50,6 +50,7 @@ def test_end_of_text_begins_ends_and_pads(tokenizer, model):
     assert len(tokenizer) == model.config.vocab_size
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_the_tokenizer_round_trips_any_text(tokenizer, text):
@@ -69,6 +70,7 @@ def test_a_record_of_eight_fields_and_its_reference_fit_into_a_hundred_tokens(to
     assert len(tokenizer.encode(record)) + len(tokenizer.encode(target)) + 2 < 95
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_model_copies_names_it_has_never_seen(tokenizer, model):
     names = ("Salty Otter", "Ruby Kettle", "Hazel Fork", "The Ginger Teapot", "Brindlewood Corner")
@@ -89,6 +91,7 @@ def test_a_word_has_the_same_tokens_at_the_start_of_a_text_as_inside_one(tokeniz
     assert len(tokenizer.encode("\n")) == 1
 
 
+@pytest.mark.slow
 def test_a_miniature_build_writes_a_folder_that_loads(tmp_path):
     threads = torch.get_num_threads()
     shape = {"width": 16, "layers": 2, "heads": 2, "vocabulary_size": 400}

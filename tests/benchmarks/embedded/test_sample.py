@@ -52,6 +52,7 @@ def _sample_phrases():
     )
 
 
+@pytest.mark.slow
 def test_the_grammar_writes_the_shipped_files_bit_for_bit(shipped):
     written = {split: sample.as_json_lines(rows) for split, rows in sample.splits().items()}
     assert written == shipped

@@ -63,6 +63,7 @@ def public(folder: Path) -> dict[str, Path]:
     return {name: path for name, path in names.items() if not name.startswith("private")}
 
 
+@pytest.mark.slow
 def test_the_best_trials_files_are_public_and_its_log_is_not(
     tune: TuneCommand, search: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_the_best_trials_files_are_public_and_its_log_is_not(
     assert "log" not in public(search)
 
 
+@pytest.mark.slow
 def test_the_record_has_the_bound_of_the_whole_search(tune: TuneCommand, search: Path) -> None:
     publish(tune, THREE, trial_folder(search, 0), search)
     record = json.loads((search / "privacy.json").read_text())
@@ -82,6 +84,7 @@ def test_the_record_has_the_bound_of_the_whole_search(tune: TuneCommand, search:
     assert record["selection"]["search_space"] == tune.tuning.values()
 
 
+@pytest.mark.slow
 def test_no_public_file_names_a_trial_or_tells_how_long_the_search_took(
     tune: TuneCommand, search: Path
 ) -> None:
@@ -92,6 +95,7 @@ def test_no_public_file_names_a_trial_or_tells_how_long_the_search_took(
     assert {path.stat().st_mtime_ns for path in (search, *public(search).values())} == {began}
 
 
+@pytest.mark.slow
 def test_trust_rule_4_times_that_a_killed_publication_left_go_when_the_search_goes_on(
     tune: TuneCommand, search: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +108,7 @@ def test_trust_rule_4_times_that_a_killed_publication_left_go_when_the_search_go
     assert {path.stat().st_mtime_ns for path in (search, *public(search).values())} == {began}
 
 
+@pytest.mark.slow
 def test_a_model_that_a_killed_publication_left_is_replaced_as_a_whole(
     tune: TuneCommand, search: Path
 ) -> None:
@@ -115,6 +120,7 @@ def test_a_model_that_a_killed_publication_left_is_replaced_as_a_whole(
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_trial_that_overspent_is_not_published(tune: TuneCommand, search: Path) -> None:
     """As ``train resume=`` of a trial's folder with ``privacy.resume_overspend=true`` would do."""
     make_run(trial_folder(search, 2), *[mechanism()] * 6)

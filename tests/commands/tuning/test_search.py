@@ -36,6 +36,7 @@ def test_a_damaged_search_is_never_drawn_anew(tmp_path: Path, content: str) -> N
         read_model(tmp_path / TRIALS, Search)
 
 
+@pytest.mark.slow
 def test_only_a_test_seed_draws_a_search_twice() -> None:
     seeded = command("privacy.noise_seed=5")
     assert (

@@ -75,6 +75,7 @@ def choosing(tune: TuneCommand, metric: str | None, *metrics: str) -> TuneComman
     return tune.replace(task=task, tune=tune.tune.replace(metric=metric))
 
 
+@pytest.mark.slow
 def test_trials_are_chosen_by_the_tasks_first_metric_or_the_one_that_is_given(
     tune: TuneCommand,
 ) -> None:
@@ -82,6 +83,7 @@ def test_trials_are_chosen_by_the_tasks_first_metric_or_the_one_that_is_given(
     assert score_metric(choosing(tune, "perplexity", "bleu", "perplexity")) == PERPLEXITY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "metrics"),
     [

@@ -42,6 +42,7 @@ def beginning(monkeypatch: pytest.MonkeyPatch, what: Callable[..., Any]) -> None
     monkeypatch.setattr(tuning, "train_run", train)
 
 
+@pytest.mark.slow
 def test_a_trial_has_its_setting_its_own_noise_and_the_searchs_calibration(
     tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +64,7 @@ def test_a_trial_has_its_setting_its_own_noise_and_the_searchs_calibration(
     assert plan.privacy.calibration == SEARCH.calibration, "of the search, never of the one trial"
 
 
+@pytest.mark.slow
 def test_what_a_trial_says_goes_to_its_log_and_is_the_owners_alone(
     tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
@@ -81,6 +83,7 @@ def test_what_a_trial_says_goes_to_its_log_and_is_the_owners_alone(
     assert {path.stat().st_mode & 0o077 for path in (trial, *trial.iterdir())} == {0}
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_has_its_code_and_its_search_goes_on(
     tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +94,7 @@ def test_a_trial_that_fails_has_its_code_and_its_search_goes_on(
     assert run_trial(tune, SEARCH, TRIAL, tuning_folder / "trial-0") == RunError.exit_code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
@@ -114,6 +118,7 @@ def test_a_trial_that_could_not_run_stops_the_search_without_being_named(
     assert "trial-3" not in str(info.value) and "trial 3" not in str(info.value)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_no_trials_own_failure(
     tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +131,7 @@ def test_a_full_disk_is_no_trials_own_failure(
     assert info.value.filename == str(tuning_folder)
 
 
+@pytest.mark.slow
 def test_a_trial_without_a_checkpoint_begins_anew_and_one_with_a_checkpoint_goes_on(
     tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +158,7 @@ def test_a_trial_without_a_checkpoint_begins_anew_and_one_with_a_checkpoint_goes
     assert gone_on == [(tune.settings(), trial)], "as it was begun, whatever is drawn now"
 
 
+@pytest.mark.slow
 def test_a_setting_that_does_not_fit_is_refused_before_anything_is_begun(
     tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from dpft.evaluation.eval_config import MetricsConfig
 from dpft.evaluation.metrics.base import METRICS
 from dpft.evaluation.metrics.bertscore import bertscore, best_layers
 from tests.evaluation.metrics.tiny_encoder import WORDS, save_encoder
+from tests.slowness import slow_but
 
 # Not imported by each test worker, which takes two thirds of a second.
 pytestmark = pytest.mark.skipif(not find_spec("bert_score"), reason="needs the metrics extra")
@@ -43,12 +44,14 @@ def f1_by_hand(folder, prediction, reference, layers):
     return (2 * precision * recall / (precision + recall)).item()
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", slow_but([2], [1, 2, 3]))
 def test_f1_equals_the_greedy_matching_by_hand(folder, layers):
     value = bertscore(["a b c"], [["c d"]], settings(folder, bertscore_layers=layers))
     assert value == pytest.approx(f1_by_hand(folder, "a b c", "c d", layers), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_best_reference_counts_and_inputs_count_alike(folder):
     value = bertscore(["a b", "c"], [["d e", "a b"], ["f a"]], settings(folder))
     assert value == pytest.approx((1 + f1_by_hand(folder, "c", "f a", 3)) / 2, abs=1e-5)
@@ -59,6 +62,7 @@ def test_empty_texts_score_zero_and_long_ones_are_cut(folder):
     assert bertscore(["a " * 40], [["a " * 50]], settings(folder)) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_roberta_reads_the_first_word_as_it_reads_others(tmp_path):
     letters = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "b", "Ġ", "Ġa", "Ġb"]
     vocab = {token: number for number, token in enumerate(letters)}

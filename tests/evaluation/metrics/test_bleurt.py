@@ -26,6 +26,7 @@ def score_by_hand(folder, reference, prediction):
         return model(ids, token_type_ids=types).logits.item()
 
 
+@pytest.mark.slow
 def test_the_best_reference_counts_and_is_read_first(folder):
     value = bleurt(
         ["a b", "c"], [["d e", "a b f"], ["f a"]], MetricsConfig(bleurt_model=str(folder))

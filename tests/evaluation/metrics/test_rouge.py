@@ -22,6 +22,7 @@ needs_rouge_score = pytest.mark.skipif(
 WORDS = st.text("abc", max_size=6)
 
 
+@pytest.mark.slow
 @needs_rouge_score
 def test_rouge_1_by_hand():
     # a, b of three and of four words: P = 2/3, R = 2/4
@@ -86,6 +87,7 @@ def test_a_prediction_without_a_common_token_scores_zero(prediction):
     assert rouge_l([prediction], [["a b", ""]]) == 0
 
 
+@pytest.mark.slow
 @given(WORDS, WORDS)
 def test_common_subsequence_is_the_longest(first, second):
     def subsequences(text):

@@ -66,7 +66,11 @@ def test_an_error_of_a_library_is_a_reason_in_one_sentence(monkeypatch, error, r
     ("accountant", "mechanism"),
     [
         ("prv", SampledGaussian(noise_multiplier=0.1, sample_rate=1e-4, steps=10**6, delta=1e-5)),
-        ("pld", SampledGaussian(noise_multiplier=0.3, sample_rate=0.3, steps=10**5, delta=1e-5)),
+        pytest.param(
+            "pld",
+            SampledGaussian(noise_multiplier=0.3, sample_rate=0.3, steps=10**5, delta=1e-5),
+            marks=pytest.mark.slow,
+        ),
         ("pld", SampledGaussian(noise_multiplier=0.002, sample_rate=0.3, steps=1, delta=1e-5)),
     ],
     ids=["mesh", "all steps", "one step"],
@@ -76,6 +80,7 @@ def test_a_grid_that_is_too_large_is_rejected_before_it_is_made(accountant, mech
         evaluate(accountant, mechanism)
 
 
+@pytest.mark.slow
 def test_no_library_is_imported_before_it_is_asked():
     program = """
 import sys

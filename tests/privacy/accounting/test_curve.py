@@ -40,6 +40,7 @@ def test_the_grid_goes_from_one_step_to_all_in_at_most_forty_points(steps):
     assert min(steps, 24) <= len(grid) <= POINTS
 
 
+@pytest.mark.slow
 def test_between_two_points_the_next_ones_bound_holds_and_never_understates():
     """Oracle: PLD of each number of steps by itself; a curve of a few of them."""
     exact = {steps: pld.epsilon(replace(MECHANISM, steps=steps)).upper for steps in range(1, 13)}
@@ -124,6 +125,7 @@ def test_the_grid_goes_from_one_step_to_all_in_at_most_seventeen_points(steps):
     assert min(steps, 16) <= len(grid) <= 17
 
 
+@pytest.mark.slow
 def test_epsilon_does_not_fall_as_steps_are_taken():
     few = replace(RARE, steps=6)
     reports = epsilon_over_steps(few, accountant="pld")
@@ -155,6 +157,7 @@ def test_it_ends_where_no_accountant_goes_on_and_refuses_if_none_begins(answerin
 SHORT = SampledGaussian(noise_multiplier=1.5, sample_rate=0.25, steps=3, delta=1e-3)
 
 
+@pytest.mark.slow
 def test_every_point_is_what_is_reported_of_so_many_steps():
     curve = epsilon_curve(SHORT, "prv")
     expected = [account(replace(SHORT, steps=steps)).epsilon for steps in (1, 2, 3)]
@@ -172,6 +175,7 @@ def test_where_an_accountant_fails_the_next_bounds_the_step(answering):
     assert epsilon_curve(SHORT, "prv").steps == ()
 
 
+@pytest.mark.slow
 def test_a_mesh_that_fails_is_made_once_for_all_steps(monkeypatch):
     made = []
 

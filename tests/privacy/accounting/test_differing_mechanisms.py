@@ -26,6 +26,7 @@ def test_differing_gaussians_cost_what_the_closed_form_says():
     assert exact <= report.epsilons["rdp"]
 
 
+@pytest.mark.slow
 def test_steps_in_two_parts_cost_what_they_do_in_one():
     whole = account(part(1.2, 0.05, 70), accountant="pld")
     parts = Composition(parts=(part(1.2, 0.05, 30), part(1.2, 0.05, 40)))
@@ -35,6 +36,7 @@ def test_steps_in_two_parts_cost_what_they_do_in_one():
     assert parts.steps == 70
 
 
+@pytest.mark.slow
 def test_a_composition_costs_more_than_each_of_its_parts():
     parts = (part(1.0, 0.02, 50), part(2.0, 0.1, 20))
     together = account_composition(Composition(parts=parts))
@@ -43,6 +45,7 @@ def test_a_composition_costs_more_than_each_of_its_parts():
         assert together.epsilon > alone.epsilon
 
 
+@pytest.mark.slow
 def test_rdp_may_lead_and_prv_and_gdp_are_not_asked():
     composition = Composition(parts=(part(1, 0.1, 5), part(2, 0.1, 5)))
     report = account_composition(composition, accountant="rdp")

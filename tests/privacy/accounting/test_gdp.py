@@ -57,6 +57,7 @@ def test_the_normal_distribution_is_scipys_far_into_the_tail(x: float) -> None:
     assert gdp._log_normal_cdf(x) == pytest.approx(float(log_ndtr(x)), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_an_estimate_needs_no_scipy() -> None:
     words = (
         "import sys; from dpft.privacy.accounting import gdp;"

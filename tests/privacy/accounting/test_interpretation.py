@@ -106,6 +106,7 @@ def test_where_nothing_is_left_to_learn_the_warning_speaks_alone() -> None:
     assert signal_notes(0.99 * LEAST_SHARE) == [] != signal_notes(1.01 * LEAST_SHARE)
 
 
+@pytest.mark.slow
 def test_the_best_case_is_the_signal_to_noise_of_aligned_gradients() -> None:
     """Simulated: T noisy sums of B gradients of norm C along one axis, in d dimensions."""
     steps, batch, noise, width = 16, 10, 20.0, 400

@@ -6,6 +6,7 @@ from dpft.privacy.accounting.mechanism import AccountantError, SampledGaussian
 E2E = {"sample_rate": 1024 / 42061, "steps": 410, "delta": 1 / (2 * 42061)}
 
 
+@pytest.mark.slow
 def test_grids_agree_in_a_usual_setting():
     mechanism = SampledGaussian(noise_multiplier=1.0747, **E2E)
     coarse, fine = pld.epsilon(mechanism).upper, pld.epsilon(mechanism, 1e-4).upper
@@ -27,6 +28,7 @@ def test_small_epsilons_are_refined():
     assert pld.epsilon(mechanism).upper == pytest.approx(0.00215, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_rounding_cannot_make_it_an_underestimate():
     mechanism = SampledGaussian(
         noise_multiplier=0.3,

@@ -7,6 +7,7 @@ from dpft.privacy.accounting.mechanism import AccountantError, SampledGaussian
 E2E = {"sample_rate": 1024 / 42061, "steps": 410, "delta": 1 / (2 * 42061)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise_multiplier", "published"),
     [(1.0747, 2.67), (0.7116, 6.98)],  # Li et al. 2022, Table 7, compositions of 3 and 8 by RDP.

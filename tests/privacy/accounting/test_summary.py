@@ -43,6 +43,7 @@ def canned(monkeypatch):
     return use
 
 
+@pytest.mark.slow
 def test_reproduces_li_table_7():
     report = account(MECHANISM)
     assert report.epsilons["rdp"] == pytest.approx(3, abs=1e-3)
@@ -53,6 +54,7 @@ def test_reproduces_li_table_7():
     assert (report.accountant, report.warnings) == ("prv", ())
 
 
+@pytest.mark.slow
 def test_where_prv_fails_the_others_answer():
     # Ponomareva et al. 2022, Table 5.
     mechanism = SampledGaussian(
@@ -140,6 +142,7 @@ def test_without_sampling_the_report_says_that_prv_is_exact(canned):
     assert "exact" in report.warnings[0]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12)
 @given(
     noise_multiplier=st.floats(0.7, 50),

@@ -49,12 +49,6 @@ def check(mechanism: SampledGaussian) -> None:
         assert all(isinstance(value, str) or value >= 0 for value in values)
 
 
-@settings(deadline=None, max_examples=8, derandomize=True)
-@given(mechanism=MECHANISMS)
-def test_any_mechanism_has_a_headline_that_is_no_less_than_zero(mechanism):
-    check(mechanism)
-
-
 @pytest.mark.slow
 @settings(deadline=None, max_examples=80)
 @given(mechanism=MECHANISMS)
@@ -67,5 +61,5 @@ def test_any_mechanism_has_a_headline_that_is_no_less_than_zero(mechanism):
 @example(SampledGaussian(noise_multiplier=5.0, sample_rate=0.1, steps=10**6, delta=1e-12))
 @example(SampledGaussian(noise_multiplier=50.0, sample_rate=1e-7, steps=10**6, delta=1e-5))
 @example(SampledGaussian(noise_multiplier=50.0, sample_rate=0.01, steps=1, delta=1e-2))
-def test_so_have_many_more_and_those_known_to_defeat_accountants(mechanism):
+def test_any_mechanism_has_a_headline_that_is_no_less_than_zero(mechanism):
     check(mechanism)

@@ -28,7 +28,7 @@ CASES: dict[str, Case] = {
     for case in file.cases()
 }
 """Every case, by the name of its file and its own."""
-QUICK = [(name, ENGINES[k % len(ENGINES)]) for k, name in enumerate([*CASES][::5])]
+QUICK = [(name, ENGINES[k % len(ENGINES)]) for k, name in enumerate([*CASES][::31])]
 
 
 @pytest.mark.parametrize(("name", "engine"), slow_but(QUICK, product(CASES, ENGINES)))

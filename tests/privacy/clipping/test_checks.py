@@ -41,18 +41,20 @@ def counted(engine: str, micro_batches: int, rows_per_unit: int = 1) -> list[lis
 
 
 def test_the_first_two_micro_batches_are_compared_and_later_ones_run_once():
-    _, first, second, *later = counted("book_keeping", 20)
+    _, first, second, *later = counted("book_keeping", 6)
     for compared in (first, second):
         assert 2 * 6 <= sum(compared) <= 4 * 6, "at most three ordinary micro-batches in addition"
-    assert later == [[6]] * 18
+    assert later == [[6]] * 4
 
 
+@pytest.mark.slow
 def test_on_rows_later_micro_batches_run_each_row_once():
     _, first, second, *later = counted("rows", 6)
     assert len(first) > 6 and len(second) > 6
     assert later == [[1] * 6] * 4
 
 
+@pytest.mark.slow
 def test_a_micro_batch_of_one_unit_compares_nothing_and_is_not_counted_as_a_check():
     model, seen = gpt2(), []
 
@@ -155,7 +157,7 @@ def collated(texts: Records, *, by_batch: bool) -> dict[str, Tensor]:
     return {"ids": texts.ids, "tokens": whole if by_batch else counts}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 @pytest.mark.parametrize("by_batch", [False, True])
 def test_rows_that_are_collated_separately_reveal_a_count_of_the_batch(by_batch, engine):
     """Slicing a batch cannot: the count is in each row."""
@@ -176,7 +178,7 @@ def padded_mean(model: nn.Module, batch: Records) -> Tensor:
     return logits.square().mean((1, 2))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_losses_that_depend_on_padding_are_rejected(engine):
     model = gpt2()
     alone = [texts.alone() for texts in SYNTHETIC]
@@ -187,6 +189,7 @@ def test_losses_that_depend_on_padding_are_rejected(engine):
         clipper.self_check(*SYNTHETIC, alone=alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_rows_without_padding_pass_for_a_sound_model(engine):
     alone = [texts.alone() for texts in SYNTHETIC]
@@ -217,6 +220,7 @@ class ReadsAValue(nn.Linear):
         return super().forward(x) if float(x.detach().sum()) > -1e9 else -super().forward(x)
 
 
+@pytest.mark.slow
 def test_auto_uses_rows_for_the_whole_model_as_a_last_resort_and_logs_it_once(caplog):
     layer = nn.Sequential(ReadsAValue(3, 2), nn.LSTM(2, 2, batch_first=True))
     x = torch.randn(6, 5, 3)
@@ -241,6 +245,7 @@ def test_gradients_that_cancel_in_the_sum_of_the_self_check_keep_book_keeping():
         assert clipper.self_check(batch).engine == "book_keeping"
 
 
+@pytest.mark.slow
 def test_the_choice_does_not_depend_on_records():
     """Two clippers that see other records make the same choice."""
     choices = []
@@ -251,6 +256,7 @@ def test_the_choice_does_not_depend_on_records():
     assert choices[0].engine == "book_keeping"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_choice_can_be_adopted_by_another_clipper_of_the_same_model(engine):
     """A prepared run, or the next phase of one, does not repeat the self-check."""
@@ -279,7 +285,8 @@ class Tiring(nn.Module):
         return self.layer(inputs)
 
 
-@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
 def test_too_little_memory_is_never_taken_for_rows_that_cannot_be_compared(engine):
     inputs = torch.randn(5, 3)
     for call in range(1, 120):
@@ -329,6 +336,7 @@ def test_rows_are_compared_in_the_precision_of_the_run_too():
         clipped(layer, losses, [x], 1.0, autocast=torch.bfloat16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_private_row_may_be_anything_and_ends_no_run(engine):
     """An empty record, a huge loss, an infinite one, equal records."""

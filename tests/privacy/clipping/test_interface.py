@@ -23,7 +23,7 @@ from tests.privacy.clipping.oracle import (
     rows_of,
     unit_gradients,
 )
-from tests.slowness import slow_but
+from tests.slowness import slow_but, slow_but_each
 
 NORM = 0.5
 BATCH = records()
@@ -59,8 +59,7 @@ TREES = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize(("name", "engine"), slow_but_each(TREES, ENGINES))
 def test_a_batch_is_any_tree_of_tensors(name, engine):
     pack, unpack = TREES[name]
     layer, inputs = layer_and_rows(5)
@@ -76,7 +75,7 @@ def test_a_batch_is_any_tree_of_tensors(name, engine):
     assert row_count(rows_of(batch, [1, 2])) == 2
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_a_leaf_with_another_leading_dimension_is_named(engine):
     layer, inputs = layer_and_rows()
     batch = {"inputs": inputs, "class_weights": torch.ones(7)}
@@ -92,7 +91,7 @@ def test_a_leaf_with_another_leading_dimension_is_named(engine):
             clipper.accumulate({})
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_a_batch_of_no_rows_adds_nothing(engine):
     layer, inputs = layer_and_rows()
     with PerExampleClipper(layer, sums, NORM, engine=engine) as clipper:
@@ -101,7 +100,7 @@ def test_a_batch_of_no_rows_adds_nothing(engine):
     assert all(float(g.abs().sum()) == 0 for g in gradients_of(layer).values())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_nothing_is_accumulated_before_a_self_check(engine):
     layer, inputs = layer_and_rows()
     with (
@@ -112,7 +111,7 @@ def test_nothing_is_accumulated_before_a_self_check(engine):
     assert layer.weight.grad is None
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 @pytest.mark.parametrize("size", [0, 3, -1])
 def test_rows_that_are_not_whole_units_are_rejected(size, engine):
     layer, inputs = layer_and_rows()
@@ -122,7 +121,7 @@ def test_rows_that_are_not_whole_units_are_rejected(size, engine):
             clipper.accumulate(inputs, rows_per_unit=size)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_losses_of_a_wrong_shape_are_rejected_in_any_micro_batch(engine):
     layer, inputs = layer_and_rows()
     change = [lambda losses: losses]
@@ -139,7 +138,7 @@ def test_losses_of_a_wrong_shape_are_rejected_in_any_micro_batch(engine):
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_losses_of_the_last_micro_batch_are_kept(engine):
     layer, inputs = layer_and_rows()
     with PerExampleClipper(layer, sums, NORM, engine=engine) as clipper:
@@ -150,7 +149,7 @@ def test_losses_of_the_last_micro_batch_are_kept(engine):
             assert not clipper.losses.requires_grad
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_the_sum_is_added_to_what_grad_held(engine):
     model = gpt2()
     once = clipped(model, losses_of, [BATCH], NORM, synthetic=SYNTHETIC, engine=engine)
@@ -159,7 +158,7 @@ def test_the_sum_is_added_to_what_grad_held(engine):
         assert torch.allclose(twice.gradients[name], 2 * gradient, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_a_self_check_leaves_gradients_modes_and_random_numbers_as_they_were(engine):
     model = gpt2(dropout=0.2)
     model.transformer.h[0].eval()
@@ -177,7 +176,7 @@ def test_a_self_check_leaves_gradients_modes_and_random_numbers_as_they_were(eng
     assert all(isinstance(kind, str) for kind in choice.kinds.values())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_leaving_restores_the_model_even_after_an_error(engine):
     model = gpt2()
     before = {name: set(vars(module)) for name, module in model.named_modules()}
@@ -222,7 +221,7 @@ def replace(model: nn.Module) -> None:
     model[0].bias = nn.Parameter(torch.zeros(4), requires_grad=False)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 @pytest.mark.parametrize("change", [freeze, unfreeze, replace])
 def test_another_set_of_trainable_parameters_is_rejected_by_name(change, engine):
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
@@ -246,7 +245,8 @@ def swap_every_parameter(model: nn.Module) -> None:
             module._parameters[name] = new[old]
 
 
-@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
 def test_swapping_every_parameter_between_micro_batches_changes_no_sum(engine):
     found = []
     for swapping in (False, True):
@@ -261,7 +261,7 @@ def test_swapping_every_parameter_between_micro_batches_changes_no_sum(engine):
     assert all(torch.equal(found[1][name], found[0][name]) for name in found[0])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_a_backward_pass_of_the_callers_in_the_losses_is_rejected(engine):
     layer, inputs = layer_and_rows()
     writes: list[bool] = []
@@ -343,7 +343,7 @@ def test_options_make_a_clipper_and_do_not_change():
         ClippingOptions(max_grad_norm=1.0, loss_scale=0.5).make(nn.Linear(2, 1), sums)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_a_layer_that_is_the_whole_model(engine):
     layer, inputs = layer_and_rows()
     assert_exact(layer, sums, inputs, engine=engine)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dpft.errors import InputError, RunError
 from dpft.privacy.clipping import PerExampleClipper
 from tests.privacy.clipping.oracle import ENGINES
-from tests.slowness import slow_but_every
+from tests.slowness import slow_but, slow_but_every
 
 ROWS, WORDS, WIDTH = 6, 11, 4
 Write = Callable[["Model", Tensor], None]
@@ -167,7 +167,7 @@ GRID = [
 ]
 
 
-@pytest.mark.parametrize(("write", "first", "engine"), slow_but_every(3, GRID))
+@pytest.mark.parametrize(("write", "first", "engine"), slow_but_every(7, GRID))
 def test_trust_rule_11_a_forward_pass_that_writes_is_rejected_by_name(write, first, engine):
     """In the self-check, from the first micro-batch on, and in the last one only.
 
@@ -181,7 +181,7 @@ def test_trust_rule_11_a_forward_pass_that_writes_is_rejected_by_name(write, fir
         run(Model(write), first, engine=engine)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_a_write_in_training_mode_only_is_rejected(engine):
     def only_in_training(model: Model, h: Tensor) -> None:
         if model.training:
@@ -199,7 +199,7 @@ def test_an_embedding_that_renormalizes_its_rows_is_rejected(trains):
         run(model)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 @pytest.mark.parametrize("first", [0, 1])
 def test_extra_state_must_stay_as_it_is(first, engine):
     def count(model: Model, h: Tensor) -> None:
@@ -214,7 +214,7 @@ def test_extra_state_must_stay_as_it_is(first, engine):
     run(Noting(), engine=engine)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_what_is_not_released_may_be_filled(engine):
     """A rotary cache, a lazily made buffer, a plain attribute."""
 
@@ -240,7 +240,7 @@ def test_the_caller_may_move_frozen_weights_between_two_micro_batches():
             clipper.accumulate(batch())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_a_tied_weight_trains_under_both_of_its_names(engine):
     class Tied(Model):
         def __init__(self) -> None:

@@ -125,21 +125,21 @@ EVERY = [*LAYERS, *TABLES]
 
 @pytest.mark.parametrize(
     ("name", "engine"),
-    slow_but([(name, "book_keeping") for name in EVERY], product(EVERY, ENGINES)),
+    slow_but([(name, "book_keeping") for name in EVERY[::2]], product(EVERY, ENGINES)),
 )
 def test_norms_and_sums_are_those_of_single_example_execution(name, engine):
     layer, batch = made(name)
     assert_exact(layer, weighted, batch, engine=engine)
 
 
-@pytest.mark.parametrize("name", slow_but_every(4, EVERY))
+@pytest.mark.parametrize("name", slow_but_every(12, EVERY))
 def test_rows_of_a_unit_are_added_up_before_the_norm(name):
     layer, (inputs, seeds) = made(name)
     batch = torch.cat([inputs, inputs[:2].flip(0)]), torch.cat([seeds, seeds[:2] + 1])
     assert_exact(layer, weighted, batch, rows_per_unit=2, engine="book_keeping")
 
 
-@pytest.mark.parametrize("name", slow_but_every(4, [n for n in EVERY if n != "layer scale"]))
+@pytest.mark.parametrize("name", slow_but_every(12, [n for n in EVERY if n != "layer scale"]))
 def test_a_frozen_part_of_a_layer_contributes_nothing(name):
     layer, batch = made(name)
     if getattr(layer, "bias", None) is None:
@@ -160,7 +160,7 @@ class Twice(nn.Module):
         return self.layer(images[:, :3]).sum((2, 3)) * self.layer(images[:, 3:, 1:]).sum((2, 3))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_a_layer_that_is_used_twice_has_one_gradient(engine):
     torch.manual_seed(0)
     assert_exact(Twice(nn.Conv2d(3, 6, 3)), weighted, batch_for((4, 6, 6, 5)), engine=engine)
@@ -170,7 +170,8 @@ def test_a_layer_that_is_used_twice_has_one_gradient(engine):
     assert_exact(nn.Sequential(mixed, mixed), weighted, batch_for((4, 6, 3, 3)), engine=engine)
 
 
-@pytest.mark.parametrize("name", slow_but_every(4, LAYERS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYERS)
 def test_float64_is_exact_too(name):
     layer, (inputs, seeds) = made(name)
     assert_exact(layer.double(), weighted, (inputs.double(), seeds), engine="book_keeping")

@@ -34,6 +34,7 @@ from tests.privacy.clipping.crafted import (
     exact_outer,
     norm,
 )
+from tests.slowness import slow_but_every
 
 RECORDS = int(os.environ.get("DPFT_FUZZ_RECORDS", "400"))
 CHUNKS = 8
@@ -143,7 +144,7 @@ def cases(seed: int, count: int) -> Iterator[tuple[Case, float, str]]:
         yield case, (length or 1.0) * 10.0**-exponent, style
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", slow_but_every(4, range(CHUNKS)))
 def test_no_record_contributes_more_than_the_clipping_norm(chunk: int) -> None:
     records = 0
     for case, max_grad_norm, style in cases(chunk, RECORDS):
@@ -195,6 +196,7 @@ def test_records_crafted_against_one_line_of_the_proof(line: str) -> None:
             assert share <= ROUNDING_OF_CHECK
 
 
+@pytest.mark.slow
 def test_plain_float32_norms_let_records_exceed_the_clipping_norm() -> None:
     """The control: norms as computed, without their bounds, do not protect."""
     exceeded = 0
@@ -202,4 +204,6 @@ def test_plain_float32_norms_let_records_exceed_the_clipping_norm() -> None:
         plain = case.norms.square.clamp(min=0).sqrt()
         shares = list(contributions(case, plain, max_grad_norm, style))
         exceeded += sum(share > 1 + 1e-6 for share in shares)
+        if exceeded >= 5:
+            break
     assert exceeded >= 5

@@ -81,6 +81,7 @@ def test_the_published_sums_are_those_of_the_simple_composition() -> None:
     assert sums == [6.23, 8.86, 13.63, 319.36]
 
 
+@pytest.mark.slow
 def test_the_composition_with_training_costs_less_than_the_published_sum() -> None:
     """Table 5, noise 0.40, with the tokenizer of epsilon 0.17: 6.23 published."""
     examples = 5_240_387_307

@@ -11,6 +11,7 @@ from tests.training.trackers.reading import read_events
 PUBLIC = {"train": {"steps": 40}}
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_what_was_written_over_two_sessions(tmp_path) -> None:
     epsilon = 2.1234567890123  # float32 would make 2.1234567165 of it, below the bound
     for number in (10, 20):

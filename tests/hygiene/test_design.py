@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "dev" / "design.md").read_text(encoding="utf-8")
 PAGES = "\n".join(
     [PAGE]
