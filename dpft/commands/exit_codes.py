@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,14 +151,6 @@ def errors_reported(outcome: ExitStatus, *, withhold: bool = True) -> Iterator[N
     except Exception as error:
         _show(error, withhold)
         outcome.exit_code = FAILED
-
-
-def exit_code_of_job(job: Callable[[], None], *, withhold: bool = True) -> int:
-    """Run a job, report its error as ``errors_reported`` does, and return its exit code."""
-    outcome = ExitStatus()
-    with errors_reported(outcome, withhold=withhold):
-        job()
-    return outcome.exit_code
 
 
 def say(text: str) -> None:

@@ -82,7 +82,7 @@ class GeneratedFiles(NamedTuple):
 
 
 def generate(config: GenerateConfig) -> GeneratedFiles:
-    """Write records with a run's model, and beside them the statement of what they cost.
+    """Write records with a run's model, and a statement of their epsilon next to them.
 
     The traceback of a crash is kept in the run's ``private/``.
 

@@ -10,7 +10,7 @@ import pytest
 
 from dpft import errors
 from dpft.commands import exit_codes as exit_codes_module
-from dpft.commands.exit_codes import READER_GONE, crash_kept, exit_code_of_job
+from dpft.commands.exit_codes import READER_GONE, crash_kept
 from dpft.errors import (
     DpftError,
     InputError,
@@ -21,6 +21,7 @@ from dpft.errors import (
 )
 from dpft.privacy.clipping.options import check_engine_name
 from tests.commands.test_crashes import crash
+from tests.job_exit_codes import exit_code_of_job
 
 
 def raising(error: BaseException) -> Callable[[], None]:

@@ -4,7 +4,7 @@ PROGRAM = """
 import logging, os, subprocess, sys
 from dpft.errors import InputError
 from dpft.parallel import rank_environment
-from dpft.commands.exit_codes import exit_code_of_job
+from tests.job_exit_codes import exit_code_of_job
 
 rank_environment.time.sleep = lambda _: print("waited", file=rank_environment.error_stream())
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from dpft.commands.exit_codes import exit_code_of_job
 from dpft.errors import InputError, SaidElsewhere
 from dpft.parallel.ranks import ALONE, RankLost, Ranks
+from tests.job_exit_codes import exit_code_of_job
 from tests.parallel.thread_ranks import together
 
 
