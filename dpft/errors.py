@@ -1,15 +1,15 @@
 """The errors that dpft raises for users, each with its exit code.
 
-They stand apart from ``ValueError`` so that the command line can print one sentence for what the
-user wrote and keep the traceback for what dpft did wrong.
+The command line prints their message without a traceback. Every other exception is a bug of dpft
+and keeps its traceback.
 
-Whatever carries out a command may raise them, and the sentence says the rest: docstrings there list
-only those of which a caller has to know more than that.
+Every function that a command calls can raise these errors. A docstring lists one only if a caller
+has to handle it.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
@@ -34,39 +34,56 @@ class DpftError(Exception):
 
 @dataclass(frozen=True)
 class Fault:
-    """One reason why input is rejected."""
+    """One reason why input is rejected.
+
+    >>> print(Fault("train.steps must be at least 1, got 0.", hint="train.steps=1000"))
+    train.steps must be at least 1, got 0. Try: train.steps=1000
+    """
 
     message: str
-    """What is wrong and how to fix it, in at most two sentences."""
+    """What is wrong and why, in at most two sentences."""
     key: str | None = None
-    """Dotted key of the configuration or file."""
-    value: Any = None
+    """The configuration key, argument, column or file that the message is about."""
+    value: Any = field(default=None, compare=False)
     """The value that is rejected."""
     hint: str | None = None
-    """An argument that can be pasted, such as ``train.steps=1000``."""
+    """Input that fixes the fault when pasted, printed after the message."""
 
     def __str__(self) -> str:
-        return self.message
+        return self.message if self.hint is None else f"{self.message} Try: {self.hint}"
 
 
 class InputError(DpftError, ValueError):
-    """Bad input or configuration: names the key, the value, what is allowed and the way out.
+    """Bad input or configuration: one or more faults, each printed on its own line.
 
-    Faults that were found together are one error, which prints each on a line.
+    Args:
+        faults: The faults, or messages of faults.
+        key: Of the fault, if ``faults`` are messages.
+        value: Of the fault, if ``faults`` are messages.
+        hint: Of the fault, if ``faults`` are messages.
     """
 
     exit_code = 2
 
-    def __init__(self, *faults: Fault | str) -> None:
-        self.faults = tuple(fault if isinstance(fault, Fault) else Fault(fault) for fault in faults)
-        super().__init__(*map(str, self.faults))
+    def __init__(
+        self,
+        *faults: Fault | str,
+        key: str | None = None,
+        value: Any = None,
+        hint: str | None = None,
+    ) -> None:
+        self.faults = tuple(
+            fault if isinstance(fault, Fault) else Fault(fault, key, value, hint)
+            for fault in faults
+        )
+        super().__init__(*self.faults)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.faults))
 
 
 class Faults:
-    """Gathers what several checks refuse, so that all of it is said at once.
+    """Collects the faults of several checks, so that one error reports all of them.
 
     >>> faults = Faults()
     >>> with faults.gathering():
@@ -84,14 +101,14 @@ class Faults:
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Keeps what the block refuses with ``InputError``, and goes on after it."""
+        """Collect the faults of an ``InputError`` that the block raises, and continue after it."""
         try:
             yield
         except InputError as error:
             self.found += error.faults
 
     def refuse(self) -> None:
-        """Does nothing where nothing was refused."""
+        """Raise ``InputError`` with all collected faults, if there are any."""
         if self.found:
             raise InputError(*dict.fromkeys(self.found))
 

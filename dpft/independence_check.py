@@ -45,15 +45,17 @@ def check_model(model: nn.Module, *, as_it_trains: bool = False) -> None:
         if reason is not None:
             raise InputError(
                 f"The model's module {name or 'at the root'} ({type(module).__name__}) {reason},"
-                f" so no example has a gradient of its own to clip; {_way_out(module)}."
+                f" so no example has its own gradient to clip. {_advice(module)}",
+                key="model",
+                value=name,
             )
 
 
-def _way_out(module: nn.Module) -> str:
+def _advice(module: nn.Module) -> str:
     if isinstance(module, _BatchNorm):
         replacement = "`dpft.models.batch_norm.replace_batch_norm(model)`"
-        return f"choose a model without it, or replace it by {replacement}"
-    return "choose a model without it"
+        return f"Choose a model without it, or replace it with {replacement}."
+    return "Choose a model without it."
 
 
 def _mixing_reason(module: nn.Module, *, training: bool) -> str | None:
@@ -68,7 +70,7 @@ def _mixing_reason(module: nn.Module, *, training: bool) -> str | None:
     if _rope_types(module) & LENGTH_DEPENDENT_ROPE:
         return "scales its rotary positions by the longest example of the batch"
     if _ROUTING.search(type(module).__name__):
-        return "routes tokens among experts by what the whole batch holds"
+        return "routes tokens to experts depending on the whole batch"
     return None
 
 

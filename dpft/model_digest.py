@@ -64,14 +64,15 @@ def check_released(model: Path, released: str | None, *, ledger: Path) -> None:
     base = recorded_base(model)
     if base is not None and (model / BASE).exists():
         raise StateError(
-            f"{model / BASE} must not be there: the adapter's base lies elsewhere; remove it."
+            f"{model / BASE} must not exist, because the base of the adapter is stored elsewhere."
+            " Remove it."
         )
     if released == digest_of(tensors, settings, base):
         return
     raise StateError(
-        f"{model} must hold the model that the run released, whose digest is in the closing line of"
-        f" {ledger}, got another{_first_difference(model, tensors, settings)}; put it back as it"
-        " was."
+        f"{model} must contain the model that the run released, but its digest differs from that"
+        f" in the closing line of {ledger}{_first_difference(model, tensors, settings)}. Restore"
+        " the model from a backup."
     )
 
 
@@ -102,7 +103,7 @@ def setting_digests(model: Path) -> dict[str, str]:
                 kept = {key: value for key, value in settings.items() if key not in moving}
             except (AttributeError, RecursionError, ValueError) as error:
                 raise StateError(
-                    f"{model / name} is damaged ({error}); put it back as it was."
+                    f"{model / name} is damaged ({error}). Restore it from a backup."
                 ) from error
             digests[name] = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
     return digests
@@ -119,21 +120,25 @@ def tensor_digests(model: Path) -> dict[str, str]:
     for path in model.rglob(ADAPTER):
         if path.with_name("config.json").exists():
             raise StateError(
-                f"{path} lies beside a whole model, and a loader may take the base that it names;"
-                " remove it."
+                f"{path} is next to a complete model, and a loader may load the base that it names"
+                " instead. Remove it."
             )
     strangers = sorted(path for path in model.rglob("*") if path.suffix in OTHER_WEIGHTS)
     if strangers:
-        raise StateError(f"{strangers[0]} is no file of dpft's, and may hold weights; remove it.")
+        raise StateError(
+            f"{strangers[0]} was not written by dpft, and may contain weights. Remove it."
+        )
     for path in sorted(model.rglob(WEIGHTS)):
         below = path.parent.relative_to(model).as_posix()
         for name, digest in digests_in(path):
             whole = name if below == "." else f"{below}/{name}"
             if whole in digests:
-                raise StateError(f"{path}: tensor {name} stands in another file too; remove one.")
+                raise StateError(
+                    f"{path}: tensor {name} is also in another file. Remove one of the files."
+                )
             digests[whole] = digest
     if not digests:
-        raise StateError(f"{model} must hold a model's weights, got none; put it back as it was.")
+        raise StateError(f"{model} contains no weights of a model. Restore it from a backup.")
     return digests
 
 
@@ -145,11 +150,11 @@ def _check_indexes(model: Path) -> None:
             beside = {weights.name for weights in path.parent.glob(WEIGHTS)}
             strangers = sorted(map(str, names - beside))
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise StateError(f"{path} is damaged ({error}); put it back as it was.") from error
+            raise StateError(f"{path} is damaged ({error}). Restore it from a backup.") from error
         if strangers or not names:
             raise StateError(
-                f"{path} must name files beside it, got"
-                f" {next(iter(strangers), None)!r}; put it back as it was."
+                f"{path} must name files in its own folder, got"
+                f" {next(iter(strangers), None)!r}. Restore it from a backup."
             )
 
 
@@ -176,7 +181,7 @@ def digests_in(path: Path) -> Iterator[tuple[str, str]]:
                 while left:
                     piece = file.read(min(left, PIECE))
                     if not piece:
-                        raise ValueError("it is cut")
+                        raise ValueError("it is truncated")
                     digest.update(piece)
                     left -= len(piece)
                 yield name, digest.hexdigest()
@@ -185,8 +190,7 @@ def digests_in(path: Path) -> Iterator[tuple[str, str]]:
         *(TypeError, ValueError),
     ) as error:
         raise StateError(
-            f"{path} must be a whole safetensors file, got a damaged one ({error}); put it back as"
-            " it was."
+            f"{path} is not a complete safetensors file ({error}). Restore it from a backup."
         ) from error
 
 

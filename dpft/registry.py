@@ -67,5 +67,9 @@ class Registry(Generic[Entry]):
             return self._entries[name]
         entries = self.entries()
         if name not in entries:
-            raise InputError(f"{self._key} must be one of {', '.join(entries)}, got {name!r}.")
+            raise InputError(
+                f"{self._key} must be one of {', '.join(entries)}, got {name!r}.",
+                key=self._key,
+                value=name,
+            )
         return entries[name]

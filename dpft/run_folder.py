@@ -137,16 +137,18 @@ def refuse_links(folder: Path) -> None:
         if isinstance(error, PermissionError):
             raise InputError(
                 f"{error.filename} cannot be listed ({error.strerror}), so it may contain symbolic"
-                " links; make it readable, or remove it."
+                " links. Make it readable, or remove it.",
+                key=str(error.filename),
             ) from error
 
     for place, folders, files in os.walk(folder, onerror=unlisted):
         for path in (Path(place, name) for name in sorted((*folders, *files))):
             if path.is_symlink():
                 raise InputError(
-                    f"{path} must be a file or a folder of its own, got a symbolic link, through"
-                    " which a command would reach outside the run's folder; remove it, and put in"
-                    " its place what belongs there."
+                    f"{path} must be a file or a folder, got a symbolic link, which leads commands"
+                    " outside the run's folder. Replace it with the file or folder that belongs"
+                    " there.",
+                    key=str(path),
                 )
 
 
@@ -217,7 +219,8 @@ def read_json(path: Path) -> dict[str, Any]:
         version = content["schema_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StateError(
-            f"{path} is damaged: it must hold one JSON object with a schema_version; put it back."
+            f"{path} is damaged: it must contain one JSON object with a schema_version. Restore it"
+            " from a backup."
         ) from error
     check_version(version, path)
     return dict(content)
@@ -233,7 +236,9 @@ def read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except IsADirectoryError as error:
-        raise StateError(f"{path} must be a file, got a folder; put it back as it was.") from error
+        raise StateError(
+            f"{path} must be a file, got a folder. Restore the file from a backup."
+        ) from error
 
 
 def read_yaml(path: Path) -> Any:
@@ -249,15 +254,19 @@ def read_yaml(path: Path) -> Any:
         yaml.YAMLError,
     ) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"cannot read {path}: {reason}; put it back as it was.") from error
+        raise InputError(
+            f"cannot read {path}: {reason}. Restore it from a backup.", key=str(path)
+        ) from error
 
 
 def check_version(version: object, path: Path) -> None:
     """Refuses a file that another dpft wrote in a form that this one does not know."""
     if version is True or version != SCHEMA_VERSION:
         raise InputError(
-            f"{path} must be of schema_version {SCHEMA_VERSION}, got {version!r}; use the dpft that"
-            " wrote it, or put the file back if it was changed."
+            f"{path} must have schema_version {SCHEMA_VERSION}, got {version!r}. Use the version"
+            " of dpft that wrote it, or restore the file if it was edited.",
+            key=str(path),
+            value=version,
         )
 
 
@@ -285,8 +294,9 @@ def private_folder(run: Path) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError as error:
         raise InputError(
-            f"{folder} must be a folder, which holds what is not to be released, got something"
-            " else; move it away, or put it back as it was."
+            f"{folder} must be a folder, because it stores private files, got something else. Move"
+            " it away, or restore the folder.",
+            key=str(folder),
         ) from error
     folder.chmod(0o700)
     return folder
@@ -343,7 +353,9 @@ def _make_folder(folder: Path, mode: int) -> None:
         folder.mkdir(mode=mode, exist_ok=True)
     except FileExistsError as error:
         raise InputError(
-            f"{folder} must be a folder, for what an audit finds, got something else; move it away."
+            f"{folder} must be a folder, because it stores the results of audits, got something"
+            " else. Move it away.",
+            key=str(folder),
         ) from error
 
 
@@ -356,8 +368,9 @@ def hold_run(run: Path) -> Iterator[None]:
     except BlockingIOError:
         os.close(descriptor)
         raise InputError(
-            f"{run} is in use by another dpft process; wait for it to end, or "
-            "choose another folder with hydra.run.dir=DIR."
+            f"{run} is in use by another dpft process. Wait for it to end, or choose another"
+            " folder with hydra.run.dir=DIR.",
+            key=str(run),
         ) from None
     try:
         yield
@@ -395,10 +408,10 @@ def checkpoint_name(step: int) -> str:
 
 
 def what_lacks(folder: Path, wanted: str) -> str:
-    """Returns why a path is no folder that has what is wanted in it: the end of a refusal."""
+    """Return why a path is not a folder that contains a wanted file, for the end of a message."""
     if folder.is_dir():
         return f"has no {wanted}"
-    return "is no folder" if folder.exists() else "does not exist"
+    return "is not a folder" if folder.exists() else "does not exist"
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -409,8 +422,10 @@ def runs_in(folder: Path) -> list[Path]:
     if not runs:
         lacks = what_lacks(folder, f"{CONFIGURATION} and no run in it")
         raise InputError(
-            f"runs must be folders of runs, or of sweeps of them, got {str(folder)!r}, which"
-            f" {lacks}; give what `dpft train` named, such as outputs/DATE/TIME."
+            f"runs must be folders of runs or of sweeps, got {str(folder)!r}, which {lacks}.",
+            key="runs",
+            value=str(folder),
+            hint="runs=outputs/DATE/TIME",
         )
     return sorted(  # 2 comes before 10, and words before both
         runs, key=lambda run: (int(run.name) if run.name.isdecimal() else -1, run.name)

@@ -172,7 +172,10 @@ class TokenizerConfig(Section):
     def _check_fields(self) -> None:
         if self.algorithm != CHAR and self.vocab_size < FEWEST_PIECES:
             raise InputError(
-                f"tokenizer.vocab_size must be at least {FEWEST_PIECES}, got {self.vocab_size}."
+                f"tokenizer.vocab_size must be at least {FEWEST_PIECES}, got {self.vocab_size}.",
+                key="tokenizer.vocab_size",
+                value=self.vocab_size,
+                hint=f"tokenizer.vocab_size={FEWEST_PIECES}",
             )
 
 
@@ -221,15 +224,19 @@ def _failure(stderr: str, vocab_size: int) -> Exception:
     most, least = TOO_LARGE.search(stderr), TOO_SMALL.search(stderr)
     if most is not None:
         return VocabularyError(
-            f"tokenizer.vocab_size must be at most {int(most[1]) - 1}, got {vocab_size}"
+            f"tokenizer.vocab_size must be at most {int(most[1]) - 1}, got {vocab_size}",
+            key="tokenizer.vocab_size",
+            value=vocab_size,
         )
     if least is not None:
         return VocabularyError(
             f"tokenizer.vocab_size must be at least {int(least[1]) - 1}, one for each character,"
-            f" got {vocab_size}"
+            f" got {vocab_size}",
+            key="tokenizer.vocab_size",
+            value=vocab_size,
         )
     reason = " ".join(stderr.split()[-40:])
-    return RunError(f"the pieces of the vocabulary could not be made: {reason}.")
+    return RunError(f"SentencePiece could not make the vocabulary: {reason}.")
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 ``make test`` runs what is not marked as slow. CI runs ``make test-slow`` as well. The slow tests
 of the files in ``ONE_IN`` take too long for CI. It runs a sample of them, and
-``make test-exhaustive`` runs the others.
+``make test-exhaustive`` runs the others, and those that ``exhaustive_but`` leaves out.
 """
 
 from collections import Counter
@@ -18,7 +18,6 @@ LEFT_OUT = False
 they are a third of all tests, and making them is a third of what collection takes."""
 ONE_IN = {
     "audit/test_memorization.py": 2,
-    "cli/test_hydra_app.py": 3,
     "commands/test_closing_summary.py": 3,
     "config/test_conf.py": 4,
     "config/test_recipes.py": 4,
@@ -27,19 +26,25 @@ ONE_IN = {
     "benchmarks/test_records.py": 0,
     "docs/test_migrate.py": 3,
     "evaluation/test_challenge_outputs.py": 2,
-    "parallel/test_exact.py": 5,
+    "parallel/test_exact.py": 16,
     "privacy/accounting/test_whole_range.py": 0,
     "privacy/clipping/test_cases.py": 3,
     "privacy/clipping/test_crafted_records.py": 10,
+    "stories/test_bad_folders.py": 2,
     "stories/test_ending_ranks.py": 8,
-    "stories/test_every_recipe.py": 8,
+    "stories/test_every_recipe.py": 16,
+    "stories/test_faulty_records.py": 2,
+    "stories/test_glue.py": 2,
+    "stories/test_images.py": 2,
+    "stories/test_kill.py": 2,
     "stories/test_killed_ranks.py": 10,
     "stories/test_lost_ranks.py": 4,
+    "stories/test_methods.py": 3,
+    "stories/test_multimodal.py": 3,
     "stories/test_planted_bugs.py": 5,
     "stories/test_submitted.py": 10,
     "training/test_sharded_checkpoint.py": 8,
     "training/test_sharded_runs.py": 4,
-    "zoo/test_families.py": 3,
 }
 """By file: CI runs the first slow case of each test function and then one in so many. It runs none
 if the number is 0; such a file has other tests of the same code."""
@@ -88,6 +93,21 @@ def slow_but(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
     return [value if value in fast else _slow(value) for value in listed]
 
 
+def exhaustive_but(kept: Collection[Any], values: Iterable[Any]) -> list[Any]:
+    """Returns all values, those that are not among ``kept`` as cases that CI leaves out.
+
+    Raises:
+        ValueError: One of ``kept`` is not among the values.
+    """
+    listed = list(values)
+    if missing := [value for value in kept if value not in listed]:
+        raise ValueError(f"kept must be among the values, got {missing}")
+    if LEFT_OUT:
+        return [value for value in listed if value in kept]
+    marks = (pytest.mark.slow, pytest.mark.exhaustive)
+    return [v if v in kept else pytest.param(*_parts(v), marks=marks) for v in listed]
+
+
 def slow_but_every(number: int, values: Iterable[Any]) -> list[Any]:
     """Returns all values, of which ``make test`` has the first of each so many: they are alike."""
     listed = list(values)
@@ -116,5 +136,8 @@ def without_slow(cases: Iterable[Any]) -> list[Any]:
 def _slow(value: Any) -> Any:
     if hasattr(value, "marks"):  # one that is slow already
         return value
-    parts = value if isinstance(value, tuple) else (value,)
-    return pytest.param(*parts, marks=pytest.mark.slow)
+    return pytest.param(*_parts(value), marks=pytest.mark.slow)
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

@@ -6,8 +6,6 @@ from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -16,7 +14,6 @@ from transformers import (
     SwitchTransformersConfig,
 )
 
-from dpft.errors import InputError
 from dpft.independence_check import (
     StandardizedConv2d,
     check_model,
@@ -25,6 +22,7 @@ from dpft.independence_check import (
     standardized,
 )
 from dpft.models.architecture import max_positions
+from tests.rejections import rejects
 
 SMALL = {
     "vocab_size": 20,
@@ -36,22 +34,19 @@ SMALL = {
 }
 
 
-def test_gpt2_passes():
-    check_model(GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2)))
-
-
 @pytest.mark.parametrize(
     "layer", [nn.BatchNorm1d(4), nn.BatchNorm2d(4), nn.SyncBatchNorm(4), nn.LazyBatchNorm1d()]
 )
 def test_trust_rule_3_a_layer_that_normalizes_over_the_batch_is_refused_by_name(layer):
     model = nn.Sequential(nn.Linear(4, 4), nn.ModuleDict({"norm": layer}))
-    with pytest.raises(InputError, match=r"module 1\.norm \(.*BatchNorm.*over the batch"):
+    with rejects("model", "1.norm") as faults:
         check_model(model)
+    assert type(layer).__name__ in faults[0].message
 
 
 def test_running_statistics_are_refused_and_a_plain_instance_norm_is_not():
     check_model(nn.Sequential(nn.InstanceNorm1d(4), nn.LayerNorm(4), nn.GroupNorm(2, 4)))
-    with pytest.raises(InputError, match="running statistics"):
+    with rejects("model"):
         check_model(nn.InstanceNorm1d(4, track_running_stats=True))
 
 
@@ -73,8 +68,9 @@ def test_a_mixture_of_experts_is_refused_by_name(
 ):
     with torch.device("meta"):
         model = auto.from_config(config)
-    with pytest.raises(InputError, match="routes tokens among experts"):
+    with rejects("model") as faults:
         check_model(model)
+    assert "experts" in faults[0].message
 
 
 def rotary(name: str) -> LlamaConfig:
@@ -96,8 +92,9 @@ def rotary(name: str) -> LlamaConfig:
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope"])
 def test_rotary_positions_scaled_by_the_longest_example_are_refused(name):
-    with pytest.raises(InputError, match="longest example of the batch"):
+    with rejects("model") as faults:
         check_model(LlamaForCausalLM(rotary(name)))
+    assert "rotary" in faults[0].message
 
 
 @pytest.mark.parametrize(("name", "positions"), [("dynamic", 16), ("longrope", 8)])
@@ -116,10 +113,6 @@ def test_texts_within_the_models_positions_keep_their_rotary_scale(name, positio
         alone = fixed(tokens).logits
         assert torch.allclose(fixed(longer).logits[:, :positions], alone, atol=1e-4)
         assert not torch.allclose(plain(longer).logits[:, :positions], alone, atol=1e-2)
-
-
-def test_plain_rotary_positions_pass():
-    check_model(LlamaForCausalLM(LlamaConfig(**SMALL)))
 
 
 def test_filters_have_mean_0_and_variance_1():

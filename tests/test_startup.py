@@ -12,7 +12,6 @@ from dpft.startup import (
     LOADING,
     READING,
     TRAINING,
-    StartupLine,
     end_startup,
     show_startup_stage,
     shown_startup,
@@ -46,14 +45,6 @@ def test_the_first_part_shows_at_once_and_the_line_is_gone_at_the_end(terminal: 
     assert "loading the model" not in terminal.getvalue(), "no run is shown any more"
 
 
-def test_a_part_that_follows_waits_for_the_next_second(terminal: Terminal) -> None:
-    with shown_startup():
-        show_startup_stage(READING)
-        drawn = terminal.getvalue()
-        show_startup_stage(LOADING)
-        assert terminal.getvalue() == drawn, "at most once a second"
-
-
 def test_the_line_is_redrawn_as_time_goes_by(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,15 +59,6 @@ def test_the_line_is_redrawn_as_time_goes_by(
                 break
             line._ended.wait(0.01)
         assert "loading the model" in terminal.getvalue()
-
-
-def test_the_line_names_the_part_and_the_time_since_the_start(terminal: Terminal) -> None:
-    line = StartupLine(terminal)
-    line.begin(LOADING)
-    line.begin(TRAINING)
-    assert line.text().endswith("training 0:00")
-    line.close()
-    assert line.text() == ""
 
 
 def test_a_log_line_stands_on_a_line_of_its_own(terminal: Terminal) -> None:

@@ -18,7 +18,6 @@ from dpft.tokenizers import (
     RESOLUTION,
     Caps,
     TokenizerConfig,
-    VocabularyError,
     WordHistogram,
     bounded_counts,
     count_words,
@@ -27,6 +26,7 @@ from dpft.tokenizers import (
     train_pieces,
     words_of,
 )
+from tests.rejections import rejects
 from tests.slowness import slow_but
 
 STEP = Fraction(RESOLUTION)
@@ -129,21 +129,16 @@ def test_a_norm_above_the_cap_by_less_than_a_float_tells_is_scaled_down() -> Non
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("values", "name"),
     [
-        ({"algorithm": "wordpiece"}, "algorithm\n.*'unigram', 'bpe' or 'char'"),
-        ({"vocab_size": 1}, "tokenizer.vocab_size must be at least 2"),
-        ({"vocab_size": 0, "algorithm": "char"}, "vocab_size\n.* equal to 1 "),
-        ({"vocab_size": 2_000_001}, "vocab_size\n.* equal to 2000000 "),
-        ({"sentinels": -1}, "sentinels\n.* equal to 0 "),
-        ({"words_per_record": 0}, "words_per_record\n.* equal to 1 "),
-        ({"l2_cap": 0.0}, "l2_cap\n.* greater than 0 "),
-        ({"l2_cap": math.inf}, "l2_cap\n.* finite "),
-        ({"noise_std": -1.0}, "noise_std\n.* greater than 0 "),
+        ({"vocab_size": 1}, "tokenizer.vocab_size"),
+        ({"l2_cap": 0.0}, "l2_cap"),
+        ({"l2_cap": math.inf}, "l2_cap"),
+        ({"noise_std": -1.0}, "noise_std"),
     ],
 )
-def test_a_value_out_of_range_is_named(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_a_value_out_of_range_is_named(values: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=name):
         TokenizerConfig(**{"vocab_size": 10, **values})
 
 
@@ -190,15 +185,13 @@ def test_equal_histograms_give_equal_pieces(histogram: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("vocab_size", "message"), [(5000, "must be at most"), (3, "must be at least")]
-)
+@pytest.mark.parametrize("vocab_size", [5000, 3])
 def test_what_the_words_do_not_allow_is_refused_with_a_number(
-    histogram: Path, tmp_path: Path, vocab_size: int, message: str
+    histogram: Path, tmp_path: Path, vocab_size: int
 ) -> None:
-    with pytest.raises(VocabularyError, match=rf"vocab_size {message} \d+") as refused:
+    with rejects("tokenizer.vocab_size", vocab_size) as faults:
         train_pieces(histogram, tmp_path / "out", vocab_size=vocab_size, algorithm="unigram")
-    allowed = int(NUMBER.findall(str(refused.value))[0])
+    allowed = int(NUMBER.findall(faults[0].message)[0])
     made = train_pieces(histogram, tmp_path / "out", vocab_size=allowed, algorithm="unigram")
     assert len(made) == allowed
 

@@ -24,10 +24,10 @@ FEATURE_HEADS = {name: f"`{name}`" for name in ("train", "eval", "generate", "ex
 METHOD_HEADS = {name: f"`{name}`" for name in METHOD_SETTINGS}
 NEUTRAL = (
     (r"The model's module \S+ \(\w+\)", "A module of the model"),
-    (r" for model type '[\w-]+', got none; .*", " and name the output projections."),
-    (r", got none in \w+;", ", and the family has none;"),
+    (r" for model type '[\w-]+'\. .*", " for the family. Name the output projections."),
+    (r"no parameter of \w+ to train", "no parameter of the family to train"),
     (r", got local, which is seq2seq;", ";"),
-    (r", got \w+For\w+;", ";"),
+    (r", got \w+For\w+([;.])", r"\1"),
 )
 """Patterns of what differs between families in one reason, and what replaces it."""
 

@@ -185,8 +185,9 @@ def check_writes_texts(config: TrainConfig) -> TextTask:
     """Return a run's task; reject a task whose answers are not texts."""
     if not isinstance(config.task, TextTask):
         raise InputError(
-            f"run must be of a model that writes texts, got task={config.task.name}, whose answers"
-            " are labels; audit=membership is for those, too."
+            f"This audit needs a generative model, but run trained task={config.task.name}, which"
+            " predicts labels.",
+            key="run",
         )
     return config.task
 
@@ -194,9 +195,9 @@ def check_writes_texts(config: TrainConfig) -> TextTask:
 def unseen_records(config: TrainConfig, check: Check = accept_all) -> Unseen | str:
     """Return the split that a run's task is scored on, or why there is none, in words."""
     if has_training_split_alone(config.task):
-        return "the data are a training split alone, of which nothing was held out"
+        return "the data have only a training split, and no records of it were held out"
     if reads_training_split(config.task, config.eval):
-        return f"eval.split={config.eval.split} is the training split, or has a part of it"
+        return f"eval.split={config.eval.split} is the training split, or contains a part of it"
     records: list[Record] = []
     try:
         for part in config.task.parts(config.eval.split):
@@ -221,8 +222,9 @@ def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list
     canaries = [canary for canary in all_canaries if canary.kind == kind]
     if len(canaries) != wanted:
         raise InputError(
-            f"{run.folder / CANARIES} must hold the run's {wanted} {noun}, got {len(canaries)};"
-            " without them audit=membership and audit=memorization can still be done."
+            f"{run.folder / CANARIES} must contain the run's {wanted} {noun}, got {len(canaries)}."
+            " Only audit=membership and audit=memorization work without them.",
+            key=str(run.folder / CANARIES),
         )
     key = read_secrets(run.folder).audit_key
     if not key:
@@ -237,8 +239,8 @@ def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list
     tokenizer = model.processor(task, model.head(task))
     if make_canaries(run.config.audit, tokenizer, key) != all_canaries:
         raise StateError(
-            f"{run.folder / CANARIES} holds other canaries or coins than {run.folder / AUDIT_KEY}"
-            " makes; put both back as they were."
+            f"{run.folder / CANARIES} contains other canaries or coins than"
+            f" {run.folder / AUDIT_KEY} generates. Restore both files.",
         )
     return canaries
 
@@ -264,9 +266,7 @@ def _kept_and_held_out(
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Return the places of the records that were kept, and of those held out."""
     if not (run / HELD_OUT_KEY).exists():
-        raise _missing_key(
-            run, HELD_OUT_KEY, "by which those held out are told from those trained on"
-        )
+        raise _missing_key(run, HELD_OUT_KEY, "which determines which records were held out")
     key, before = held_out_key(run)
     if not hmac.compare_digest(known_by(data, key), before):
         raise _other_records()
@@ -289,7 +289,9 @@ def _trained_places(
         key = read_secrets(run).unit_key
         owners = [*data.units, *(unit for _, unit in added)]
         if not key:
-            raise _missing_key(run, UNIT_KEY, "by which the records of large units were chosen")
+            raise _missing_key(
+                run, UNIT_KEY, "which determines which records of large units were chosen"
+            )
     records = [*data.examples, *(record for record, _ in added)]
     encoded = encode_records(config, records, owners, encoding, unit_key=key)
     if canaries or not config.audit.wanted:
@@ -316,20 +318,24 @@ def _check_fingerprint(run: Path, rows: EncodedRows, units: list[list[int]] | No
         saved_fingerprint = read_model(path, Fingerprint)
         key = bytes.fromhex(saved_fingerprint.key)
     except (OSError, ValueError, DpftError) as error:
-        raise StateError(f"{path} is damaged; put it back as it was.") from error
+        raise StateError(f"{path} is damaged. Restore the file.") from error
     if not hmac.compare_digest(fingerprint(rows, units, key), saved_fingerprint.hmac):
         raise _other_records()
 
 
 def _missing_key(run: Path, key: str, what: str) -> InputError:
     return InputError(
-        f"run must have {key}, {what}, got {str(run)!r} without; put its {PRIVATE}/ back as it was."
-        " What can be done without: audit=synthetic, of the synthetic text alone."
+        f"run must contain {key}, {what}, but {str(run)!r} does not. Restore its {PRIVATE}/, or"
+        " audit only the synthetic text.",
+        key="run",
+        value=str(run),
+        hint="audit=synthetic",
     )
 
 
 def _other_records() -> InputError:
     return InputError(
-        "run must be audited on the training records that it was given, in the same order, got"
-        " others; put them back as they were."
+        "run must be audited on its training records in the same order, got others. Restore the"
+        " original data.",
+        key="run",
     )

@@ -104,9 +104,15 @@ class AuditConfig(Section):
     def _check_fields(self) -> None:
         if self.audit.name == SYNTHETIC and self.synthetic is None:
             raise InputError(
-                "audit=synthetic needs synthetic=FILE, got none; give what dpft generate wrote."
+                "audit=synthetic needs synthetic=FILE, the records that dpft generate wrote, got"
+                " none.",
+                key="synthetic",
             )
         if self.audit.name != SYNTHETIC and self.synthetic is not None:
             raise InputError(
-                f"synthetic=FILE is for audit=synthetic, got audit={self.audit.name}; drop one."
+                "synthetic=FILE has an effect only with audit=synthetic, got"
+                f" audit={self.audit.name}. Remove it or change the audit.",
+                key="synthetic",
+                value=self.synthetic,
+                hint="audit=synthetic",
             )

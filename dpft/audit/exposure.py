@@ -73,8 +73,11 @@ class ExposureConfig(Audit):
         canary_config = run.config.audit
         if not canary_config.exposure_canaries:
             raise InputError(
-                "audit=exposure needs a run with canaries that are repeated, got one with"
-                " audit.exposure_canaries=0; train it anew with audit.exposure_canaries=5, say."
+                "audit=exposure needs a run with repeated canaries, but the run has"
+                " audit.exposure_canaries=0. Train another run with canaries.",
+                key="audit.exposure_canaries",
+                value=0,
+                hint="audit.exposure_canaries=5",
             )
         canary_config.check_suffixes()
         wanted = canary_config.exposure_canaries * (1 + len(canary_config.repetitions))
@@ -189,11 +192,13 @@ def exact_exposure(log_perplexity: float, candidates: ArrayLike) -> float:
     Raises:
         InputError: A value is not finite, or the canary's is not among the candidates.
     """
-    values = _finite(candidates)
+    values = _finite(candidates, "candidates")
     if not np.any(values == log_perplexity):
         raise InputError(
-            f"the canary's log-perplexity ({log_perplexity}) is not among the {len(values)} of "
-            "the candidates; rank it among all suffixes, its own too, scored in one way."
+            f"log_perplexity must be among the {len(values)} candidates, got {log_perplexity}."
+            " Rank it among all suffixes, including its own, scored in the same way.",
+            key="log_perplexity",
+            value=log_perplexity,
         )
     return math.log2(len(values)) - math.log2(np.count_nonzero(values <= log_perplexity))
 
@@ -210,11 +215,12 @@ def fit_skew_normal(sample: ArrayLike) -> SkewNormal:
     """
     from scipy.stats import kstest, skewnorm
 
-    values = _finite(sample)
+    values = _finite(sample, "sample")
     if len(values) < FEWEST_SUFFIXES or np.ptp(values) == 0:
         raise InputError(
-            f"a skew-normal distribution needs at least {FEWEST_SUFFIXES} log-perplexities that"
-            f" differ, got {len(values)}; take the exact rank."
+            f"A skew-normal distribution needs at least {FEWEST_SUFFIXES} log-perplexities that"
+            f" differ, got {len(values)}. Use the exact rank instead.",
+            key="sample",
         )
     shape, location, scale = map(float, skewnorm.fit(values))
     fit = kstest(values, skewnorm(shape, location, scale).cdf)
@@ -250,12 +256,13 @@ def mean_bound(*, epsilon: float, delta: float, candidates: int) -> float:
     return (epsilon + 1) / math.log(2) + delta * math.log2(candidates)
 
 
-def _finite(values: ArrayLike) -> NDArray[np.float64]:
+def _finite(values: ArrayLike, key: str) -> NDArray[np.float64]:
     numbers = np.asarray(values, dtype=np.float64).reshape(-1)
     if len(numbers) == 0 or not np.all(np.isfinite(numbers)):
         raise InputError(
-            f"log-perplexities must be finite, and there must be some; {len(numbers)} came, "
-            f"{np.count_nonzero(~np.isfinite(numbers))} of them not finite."
+            f"log-perplexities must be finite and at least one, got {len(numbers)}, of which"
+            f" {np.count_nonzero(~np.isfinite(numbers))} are not finite.",
+            key=key,
         )
     return numbers
 

@@ -96,16 +96,24 @@ class Outcome:
 
     def __post_init__(self) -> None:
         if self.canaries < 1:
-            raise InputError(f"canaries must be at least 1, got {self.canaries}.")
+            raise InputError(
+                f"canaries must be at least 1, got {self.canaries}.",
+                key="canaries",
+                value=self.canaries,
+            )
         if not 0 <= self.guesses <= self.canaries:
             raise InputError(
-                f"guesses must be between 0 and the number of canaries ({self.canaries}), "
-                f"got {self.guesses}."
+                f"guesses must be between 0 and the number of canaries ({self.canaries}), got"
+                f" {self.guesses}.",
+                key="guesses",
+                value=self.guesses,
             )
         if not 0 <= self.correct <= self.guesses:
             raise InputError(
-                f"correct must be between 0 and the number of guesses ({self.guesses}), "
-                f"got {self.correct}."
+                f"correct must be between 0 and the number of guesses ({self.guesses}), got"
+                f" {self.correct}.",
+                key="correct",
+                value=self.correct,
             )
 
 
@@ -409,7 +417,9 @@ def guess_outcomes(
         InputError: A canary has no finite score or no coin, or there are no choices.
     """
     if choices < 1:
-        raise InputError(f"choices must be at least 1, got {choices}.")
+        raise InputError(
+            f"choices must be at least 1, got {choices}.", key="choices", value=choices
+        )
     right_in, right_out, split = count_right(scores, included)
     canaries = len(right_in) - 1
     outcomes = []
@@ -437,17 +447,23 @@ def count_right(
     """
     numbers, coins = np.asarray(scores, dtype=np.float64), np.asarray(included)
     if coins.ndim != 1 or coins.dtype != np.bool_ or len(coins) == 0:
-        raise InputError("the coins must be a row of at least one boolean, one for each canary.")
+        raise InputError(
+            "included must contain a boolean for each canary, and at least one.", key="included"
+        )
     if numbers.shape != coins.shape:
         raise InputError(
-            f"there are {numbers.size} scores of {coins.size} canaries; every canary needs one."
+            f"scores must contain one for each canary, got {numbers.size} scores of {coins.size}"
+            " canaries.",
+            key="scores",
         )
     unusable = np.flatnonzero(~np.isfinite(numbers))
     if len(unusable):
         first = unusable[0]
         raise InputError(
-            f"the score of canary {first} is {numbers[first]}, as of {len(unusable) - 1} others; "
-            "every canary needs a finite score."
+            f"scores must be finite, got {numbers[first]} for canary {first}, and"
+            f" {len(unusable) - 1} others that are not finite.",
+            key="scores",
+            value=float(numbers[first]),
         )
     # the last key of a sort leads; the first decides among equal scores
     highest_first = np.lexsort((coins, -numbers))
@@ -478,7 +494,11 @@ def _split(ascending: NDArray[np.float64]) -> int:
 def check_delta(delta: float) -> None:
     """Reject a delta outside [0, 1)."""
     if not 0 <= delta < 1:
-        raise InputError(f"delta must be in [0, 1), got {delta}; take that of the run's report.")
+        raise InputError(
+            f"delta must be in [0, 1), got {delta}. Use the delta of the run's report.",
+            key="delta",
+            value=delta,
+        )
 
 
 def confidence_of_each(confidence: float, choices: int) -> float:
@@ -492,7 +512,9 @@ def confidence_of_each(confidence: float, choices: int) -> float:
     """
     check_confidence(confidence)
     if choices < 1:
-        raise InputError(f"choices must be at least 1, got {choices}.")
+        raise InputError(
+            f"choices must be at least 1, got {choices}.", key="choices", value=choices
+        )
     return 1 - (1 - confidence) / choices
 
 

@@ -61,7 +61,11 @@ class MembershipConfig(Audit):
 
     def _check_fields(self) -> None:
         if len(set(self.reference_runs)) < len(self.reference_runs):
-            raise InputError("audit.reference_runs must name different runs.")
+            raise InputError(
+                "audit.reference_runs must name different runs.",
+                key="audit.reference_runs",
+                value=self.reference_runs,
+            )
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
@@ -75,8 +79,11 @@ class MembershipConfig(Audit):
         if not isinstance(read.unseen, Unseen) or not read.unseen.records:
             why = read.unseen if isinstance(read.unseen, str) else "the other split is empty"
             raise InputError(
-                "audit=membership needs records that were not trained on, and"
-                f" {why.rstrip('.')}; train a run with eval.held_out=0.1, for instance."
+                "audit=membership needs records that the run was not trained on, but"
+                f" {why.rstrip('.')}. Train another run that holds records out.",
+                key="run",
+                value=str(run.folder),
+                hint="eval.held_out=0.1",
             )
         # A record is scored by its first chunk, which a unit of too many chunks may have lost.
         chunks = zip(read.training, read.rows, strict=True)
@@ -186,8 +193,8 @@ def rmia_scores(
         population: Of the model under attack, of z records that it was not trained on, shape (z,).
         population_references: Of the reference models, shape (l, z).
     """
-    target = _finite(log_likelihoods, "log-likelihoods", 1)
-    population_target = _finite(population, "log-likelihoods of the population", 1)
+    target = _finite(log_likelihoods, "log_likelihoods", 1)
+    population_target = _finite(population, "population", 1)
     ratios = target - _log_mean(references_out, target)
     among = np.sort(population_target - _log_mean(population_references, population_target))
     dominated: Numbers = np.searchsorted(among, ratios, side="right") / len(among)
@@ -209,20 +216,27 @@ def lira_scores(log_likelihoods: ArrayLike, references_out: ArrayLike) -> Number
         InputError: A value is not finite, shapes do not match, there are fewer than two reference
             models, or they all say the same.
     """
-    target = _finite(log_likelihoods, "log-likelihoods", 1)
-    references = _same_records(_finite(references_out, "log-likelihoods of references", 2), target)
+    target = _finite(log_likelihoods, "log_likelihoods", 1)
+    references = _same_records(_finite(references_out, "references_out", 2), target)
     if len(references) < 2:
-        raise InputError("LiRA needs at least 2 reference models, got 1; RMIA works with one.")
+        raise InputError(
+            "LiRA needs at least 2 reference models, got 1. RMIA needs only one.",
+            key="references_out",
+        )
     deviation = math.sqrt(float(np.mean(np.var(references, axis=0, ddof=1))))
     if deviation < LEAST_DEVIATION:
-        raise InputError("all reference models say the same of every record; train them apart.")
+        raise InputError(
+            "The reference models assign the same likelihood to every record. Train them"
+            " independently of each other.",
+            key="references_out",
+        )
     scores: Numbers = (target - references.mean(axis=0)) / deviation
     return scores
 
 
 def _log_mean(log_likelihoods: ArrayLike, target: Numbers) -> Numbers:
     """Return the logarithm of the mean likelihood over models, shape (n,)."""
-    rows = _same_records(_finite(log_likelihoods, "log-likelihoods of references", 2), target)
+    rows = _same_records(_finite(log_likelihoods, "references_out", 2), target)
     means: Numbers = logsumexp(rows, axis=0) - math.log(len(rows))
     return means
 
@@ -231,18 +245,24 @@ def _finite(values: ArrayLike, name: str, dimensions: int) -> Numbers:
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.ndim != dimensions or numbers.size == 0:
         shape = "(n,)" if dimensions == 1 else "(k, n)"
-        raise InputError(f"{name} must be of shape {shape} and not empty, got {numbers.shape}.")
+        raise InputError(
+            f"{name} must have shape {shape} and not be empty, got {numbers.shape}.", key=name
+        )
     if not np.all(np.isfinite(numbers)):
-        raise InputError(f"{name} must be finite; {np.count_nonzero(~np.isfinite(numbers))} of "
-                         f"{numbers.size} are not.")  # fmt: skip
+        raise InputError(
+            f"{name} must be finite, got {np.count_nonzero(~np.isfinite(numbers))} of"
+            f" {numbers.size} that are not.",
+            key=name,
+        )
     return numbers
 
 
 def _same_records(values: Numbers, target: Numbers) -> Numbers:
     if values.shape[-1] != len(target):
         raise InputError(
-            f"reference models were asked about {values.shape[-1]} records and the model under "
-            f"attack about {len(target)}; ask all about the same."
+            "references_out must have the same records as the audited model, got"
+            f" {values.shape[-1]} instead of {len(target)}.",
+            key="references_out",
         )
     return values
 
@@ -250,14 +270,20 @@ def _same_records(values: Numbers, target: Numbers) -> Numbers:
 def _reference(run: AuditedRun, folder: str) -> AuditedRun:
     """Return a reference run; reject one of another task or model."""
     if Path(folder).resolve() == run.folder.resolve():
-        raise InputError(f"audit.reference_runs must be other runs, got {folder}, the run itself.")
+        raise InputError(
+            f"audit.reference_runs must be other runs, got {folder}, the audited run itself.",
+            key="audit.reference_runs",
+            value=folder,
+        )
     config = saved_run(folder)
     for name in ("task", "model"):
         audited, reference = (getattr(settings, name).name for settings in (run.config, config))
         if audited != reference:
             raise InputError(
-                f"audit.reference_runs must be of the run's own {name}, {audited}, got {folder},"
-                f" which is of {reference}."
+                f"audit.reference_runs must have {name}={audited}, as the audited run has, got"
+                f" {folder} with {name}={reference}.",
+                key="audit.reference_runs",
+                value=folder,
             )
     return replace(run, folder=Path(folder), config=config.replace(task=run.config.task))
 

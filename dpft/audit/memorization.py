@@ -182,7 +182,9 @@ def import_extra(module: str) -> ModuleType:
     except ImportError as error:
         package = module.partition(".")[0]
         raise InputError(
-            f"this audit needs {package}, of the extra: pip install 'dpft[audit]'."
+            f"This audit needs the package {package}, which is not installed.",
+            key=package,
+            hint="pip install 'dpft[audit]'",
         ) from error
 
 

@@ -75,8 +75,11 @@ class OneRunConfig(Audit):
         wanted = run.config.audit.canaries
         if not wanted:
             raise InputError(
-                "audit=one_run needs a run with canaries, got one with audit.canaries=0; train it"
-                " anew with audit.canaries=1000, for instance."
+                "audit=one_run needs a run with canaries, but the run has audit.canaries=0. Train"
+                " another run with canaries.",
+                key="audit.canaries",
+                value=0,
+                hint="audit.canaries=1000",
             )
         canaries = kept_canaries(run, COIN, wanted, noun="canaries and their coins")
         epsilon: float | None = None

@@ -77,13 +77,19 @@ def hidden_part(hidden: HiddenPart | None, encoding: TokenEncoding) -> HiddenPar
     hidden = hidden or (SPANS if fills_spans else CONTINUATION)
     if hidden == SPANS and not fills_spans:
         raise InputError(
-            "audit.hidden=spans needs a run of task.objective=span_corruption or mlm, whose model"
-            " has learned to fill spans; leave it out."
+            "audit.hidden=spans needs a model that fills spans, trained with"
+            " task.objective=span_corruption or mlm.",
+            key="audit.hidden",
+            value=hidden,
+            hint="audit.hidden=null",
         )
     if hidden == CONTINUATION and is_masked:
         raise InputError(
-            "audit.hidden=continuation needs a model that writes, got a masked language model,"
-            " which fills spans; leave it out."
+            "audit.hidden=continuation needs a generative model, got a masked language model,"
+            " which fills spans.",
+            key="audit.hidden",
+            value=hidden,
+            hint="audit.hidden=null",
         )
     return hidden
 

@@ -191,21 +191,29 @@ def read_synthetic(
     """
     if not file.name.endswith(tuple(FORMATS)) or not file.is_file():
         raise InputError(
-            f"synthetic must name a file that `dpft generate` wrote, ending with"
-            f" {', '.join(FORMATS)}, got {str(file)!r}."
+            "synthetic must name a file that `dpft generate` wrote, ending with"
+            f" {', '.join(FORMATS)}, got {str(file)!r}.",
+            key="synthetic",
+            value=str(file),
         )
     rows = kept = list(file_rows(file))
     if isinstance(task, CustomTexts):
         kept = [row for row in rows if task.has_label(row_values(task, row, task.columns))]
     records = [record for row in kept for record in examples_of(task, row)]
     if not records:
-        labeled = " whose label is of task.labels" if len(kept) < len(rows) else ""
-        raise InputError(f"synthetic must hold at least one row{labeled}, got none in {file}.")
+        labeled = " with a label of task.labels" if len(kept) < len(rows) else ""
+        raise InputError(
+            f"synthetic must contain at least one row{labeled}, got none in {file}.",
+            key="synthetic",
+            value=str(file),
+        )
     for split_file in split_files(task):
         if file.samefile(split_file):
             raise InputError(
-                f"synthetic must name records that a model wrote, got {str(file)!r}, which is the"
-                f" run's own {split_file.name}."
+                f"synthetic must name generated records, got {str(file)!r}, which is the run's own"
+                f" {split_file.name}.",
+                key="synthetic",
+                value=str(file),
             )
     path = file.with_name(f"{file.stem}.privacy.json")
     statement = read_statement(path) if path.is_file() else None
@@ -213,9 +221,10 @@ def read_synthetic(
     ledgers = [record.ledger for record in (written_by, privacy) if isinstance(record, PrivateRun)]
     if statement and privacy and (len(ledgers) == 1 or len({*ledgers}) > 1):
         raise InputError(
-            f"synthetic must be written by the run's model, got records of {statement.run}, by"
-            " the statement beside them; give run=RUN, the one that wrote them, instead of"
-            f" {str(run)!r}."
+            f"synthetic must contain records of the run's model, but according to {path.name} they"
+            f" are records of {statement.run}. Give run=RUN of that run instead of {str(run)!r}.",
+            key="synthetic",
+            value=str(file),
         )
     prompted = bool(task.prompt_columns) if statement is None else statement.prompts != "none"
     why_private = None

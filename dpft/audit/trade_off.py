@@ -239,11 +239,17 @@ def roc_curve(scores: ArrayLike, members: ArrayLike) -> RocCurve:
     """
     numbers, inside = np.asarray(scores, dtype=np.float64), np.asarray(members, dtype=np.bool_)
     if numbers.ndim != 1 or numbers.shape != inside.shape:
-        raise InputError(f"there are {numbers.size} scores of {inside.size} records.")
+        raise InputError(
+            f"scores must contain one for each record, got {numbers.size} scores of {inside.size}"
+            " records.",
+            key="scores",
+        )
     if not np.all(np.isfinite(numbers)):
-        raise InputError("a score is not finite; every record needs a finite score.")
+        raise InputError("scores must be finite, got at least one that is not.", key="scores")
     if inside.all() or not inside.any():
-        raise InputError("a ROC curve needs members and non-members, at least one of each.")
+        raise InputError(
+            "members must contain at least one member and one non-member.", key="members"
+        )
     order = np.argsort(-numbers, kind="stable")
     last_of_equals = np.append(np.diff(numbers[order]) != 0, True)
     true, false = np.cumsum(inside[order]), np.cumsum(~inside[order])
@@ -256,7 +262,11 @@ def roc_curve(scores: ArrayLike, members: ArrayLike) -> RocCurve:
 def check_confidence(confidence: float) -> None:
     """Reject the confidence of a test outside (0, 1)."""
     if not 0 < confidence < 1:
-        raise InputError(f"confidence must be in (0, 1), got {confidence}; 0.95 is usual.")
+        raise InputError(
+            f"confidence must be in (0, 1), got {confidence}. A usual value is 0.95.",
+            key="confidence",
+            value=confidence,
+        )
 
 
 def operating_point(curve: RocCurve, limit: float, confidence: float = 0.95) -> OperatingPoint:
@@ -270,7 +280,9 @@ def operating_point(curve: RocCurve, limit: float, confidence: float = 0.95) -> 
     """
     check_confidence(confidence)
     if not 0 <= limit <= 1:
-        raise InputError(f"a false positive rate must be in [0, 1], got {limit}.")
+        raise InputError(
+            f"limit must be a false positive rate in [0, 1], got {limit}.", key="limit", value=limit
+        )
     place = int(np.searchsorted(curve.false_positive_rates, limit, side="right")) - 1
     return OperatingPoint(
         limit=limit,

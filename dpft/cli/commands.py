@@ -364,7 +364,11 @@ def check_restarted(resume: str | None, *, takes_auto: bool = False) -> None:
         return  # the first process has the folder
     fixed = "give a fixed folder, such as hydra.run.dir=outputs/mine"
     if takes_auto and resume == AUTO and not _folder_is_fixed():
-        raise InputError(f"resume=auto needs a folder that stays the same at each start; {fixed}.")
+        raise InputError(
+            "resume=auto needs a folder that stays the same at each start.",
+            key="hydra.run.dir",
+            hint="hydra.run.dir=outputs/mine",
+        )
     advice = f"add resume=auto, and {fixed}" if takes_auto else "resume it with resume=RUN"
     check_restarts(resumes=resume is not None, advice=advice)
 

@@ -6,6 +6,7 @@ Everything Hydra offers works as its documentation says (overrides, ``--multirun
 
 import errno
 import os
+import shlex
 import sys
 from argparse import ArgumentError
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -45,7 +46,7 @@ from dpft.config.hydra_compose import (
 )
 from dpft.config.keys import in_shell, known_keys, nearest_keys
 from dpft.config.load import config_directory
-from dpft.errors import InputError, note_records_read
+from dpft.errors import Fault, InputError, note_records_read
 from dpft.parallel.parallel_config import refuse_several, world
 from dpft.parallel.rank_environment import is_other_rank
 from dpft.run_folder import LEDGER, TUNING
@@ -85,22 +86,26 @@ def refuse_bare_words(name: str, overrides: Sequence[str], keys: Keys) -> None:
         if cut is not None:
             written, meant = cut
             raise InputError(
-                f"dpft {name} takes KEY=VALUE without blanks around =, got {written!r}; write"
-                f" {meant}."
+                f"dpft {name} takes KEY=VALUE without blanks around =, got {written!r}.",
+                key=meant.partition("=")[0],
+                value=written,
+                hint=shlex.quote(meant),
             )
         if "=" in word[1:] or word[:1] in ("~", "+"):
             continue
         following = overrides[place + 1 : place + 2]
         if word in keys() and following and "=" not in following[0]:
-            hint = f"write {word}={following[0]}"
+            hint = shlex.quote(f"{word}={following[0]}")
         elif "run" in keys():
-            hint = f"write run={word}"
+            hint = shlex.quote(f"run={word}")
         else:
             of_group = [file.parent.name for file in config_directory().glob(f"*/{word}.yaml")]
             near = [word] if word in keys() else nearest_keys(word, keys())
             ways = [f"{group}={word}" for group in of_group] or [f"{key}=VALUE" for key in near]
-            hint = f"write {ways[0]}" if ways else f"dpft {name} --help has the keys"
-        raise InputError(f"dpft {name} takes KEY=VALUE, got {word!r}; {hint}.")
+            hint = ways[0] if ways else f"dpft {name} --help"
+        raise InputError(
+            f"dpft {name} takes KEY=VALUE, got {word!r}.", key=None, value=word, hint=hint
+        )
 
 
 def _cut_word(words: Sequence[str]) -> tuple[str, str] | None:
@@ -124,8 +129,11 @@ def refuse_shared_sweep(name: str, overrides: Sequence[str], flags: Sequence[str
     asked = get_args_parser().parse_args(flags).multirun
     if asked or given_text(overrides, "hydra.mode") == "MULTIRUN":
         raise InputError(
-            f"--multirun is for one process, got {there.size} of them; sweep with dpft {name}"
-            " --multirun alone, or with launch=local, which starts the processes of each run."
+            f"--multirun must be started in one process, got {there.size}. Run dpft {name}"
+            " --multirun without torchrun or srun, with launch=local if each run needs several"
+            " processes.",
+            key="--multirun",
+            value=there.size,
         )
 
 
@@ -169,12 +177,13 @@ def start_hydra(
             if error.errno not in NO_FOLDER or not error.filename:
                 raise
             raise InputError(
-                f"the folder {error.filename} cannot be made ({error.strerror}); choose another"
-                " with hydra.run.dir=DIR, of a sweep with hydra.sweep.dir=DIR."
+                f"The folder {error.filename} cannot be made ({error.strerror}). Choose another"
+                " folder with hydra.run.dir=DIR, or with hydra.sweep.dir=DIR for a sweep.",
+                key=str(error.filename),
             ) from error
         except (RuntimeError, ValueError) as error:
             if str(error).startswith("Only one of --run"):
-                raise InputError(f"{error}: drop the others.") from error
+                raise InputError(f"{error}. Remove the others.", key=None) from error
             said = launch_error(error)
             if said is None:
                 raise
@@ -210,13 +219,17 @@ def split_arguments(name: str, arguments: Sequence[str], keys: Keys) -> tuple[li
     try:
         parsed, unknown = parser.parse_known_intermixed_args(arguments)
     except ArgumentError as error:
-        raise InputError(f"dpft {name}: {error}; dpft {name} --help lists the flags.") from None
+        raise InputError(
+            f"dpft {name}: {error}.", key=error.argument_name, hint=f"dpft {name} --help"
+        ) from None
     if unknown:
         raise InputError(_unknown_flag(name, unknown[0], arguments, keys))
     if parsed.experimental_rerun is not None:
         raise InputError(
-            "--experimental-rerun reads a pickle, and dpft unpickles nothing; "
-            "give the overrides instead, they are in the run's .hydra/overrides.yaml."
+            "--experimental-rerun reads a pickle, which dpft does not support. Repeat the overrides"
+            " instead, which are in the run's .hydra/overrides.yaml.",
+            key="--experimental-rerun",
+            value=parsed.experimental_rerun,
         )
     flags = list(arguments)
     for override in parsed.overrides:
@@ -224,16 +237,16 @@ def split_arguments(name: str, arguments: Sequence[str], keys: Keys) -> tuple[li
     return flags, parsed.overrides
 
 
-def _unknown_flag(name: str, flag: str, arguments: Sequence[str], keys: Keys) -> str:
-    """Returns the sentence that refuses a flag and writes it as the key it was meant to be."""
+def _unknown_flag(name: str, flag: str, arguments: Sequence[str], keys: Keys) -> Fault:
+    """Return the fault of a flag, with the key that was probably meant as its hint."""
     option, equals, value = flag.partition("=")
     key = option.lstrip("-").replace("-", "_")
     after = list(arguments)[list(arguments).index(flag) + 1 :][:1]
     if not equals and after and after[0][:1] != "-" and "=" not in after[0]:
         flag, value = f"{flag} {after[0]}", after[0]
     near = [key] if key in keys() else nearest_keys(key, keys())
-    hint = f"write {near[0]}={value or 'VALUE'}" if near else f"dpft {name} --help has the keys"
-    return f"dpft {name} takes KEY=VALUE, got {flag!r}; {hint}."
+    hint = shlex.quote(f"{near[0]}={value or 'VALUE'}") if near else f"dpft {name} --help"
+    return Fault(f"dpft {name} takes KEY=VALUE, got {flag!r}.", key=option, value=flag, hint=hint)
 
 
 @contextmanager

@@ -111,9 +111,9 @@ def say_where_jobs_speak(jobs: Sequence[SweptJob]) -> None:
 def lost_process(error: BrokenExecutor) -> RunError:
     """Returns what to say where a launcher's process was killed, and others perhaps with it."""
     return RunError(
-        f"the launcher of this sweep lost a process ({' '.join(str(error).split()) or 'killed'});"
-        " runs that broke off go on with dpft train resume=RUN. If memory was short, run fewer at"
-        " once, such as hydra.launcher.n_jobs=1."
+        f"The launcher of this sweep lost a process ({' '.join(str(error).split()) or 'killed'})."
+        " Resume interrupted runs with dpft train resume=RUN, and if memory was short, run fewer at"
+        " once with hydra.launcher.n_jobs=1."
     )
 
 
@@ -123,8 +123,9 @@ def _note(code: int, command: str) -> None:
     for folder in (sweep / PRIVATE, sweep / EXIT_CODES):
         if folder.is_symlink():
             raise InputError(
-                f"{folder} must be a folder of its own, got a symbolic link; remove it, or choose"
-                " another folder with hydra.sweep.dir=DIR."
+                f"{folder} must be a folder, got a symbolic link. Remove the link, or choose"
+                " another folder with hydra.sweep.dir=DIR.",
+                key=str(folder),
             )
     notes = private_path(sweep, EXIT_CODES)
     notes.mkdir(mode=0o700, exist_ok=True)
@@ -205,24 +206,29 @@ def launch_error(error: RuntimeError | ValueError) -> DpftError | None:
     text = " ".join(str(error).split())
     if isinstance(error.__cause__, CalledProcessError) and _is_submitits(error):
         return InputError(
-            "Slurm took no job, for the reason that sbatch gives above; change hydra.launcher.KEY"
-            " to what this cluster allows."
+            "Slurm rejected the job, for the reason that sbatch prints above. Change"
+            " hydra.launcher.KEY to a value that this cluster allows.",
+            key="hydra.launcher",
         )
     if 'Could not detect "srun"' in text:
         return InputError(
-            "hydra/launcher=submitit_slurm needs Slurm's commands srun and sbatch, got none on this"
-            " machine; start it where they are, or take hydra/launcher=submitit_local."
+            "hydra/launcher=submitit_slurm needs Slurm's commands srun and sbatch, which this"
+            " machine does not have. Start it on a machine that has them, or run the jobs here.",
+            key="hydra/launcher",
+            value="submitit_slurm",
+            hint="hydra/launcher=submitit_local",
         )
     if "LocalExecutor can use only one node" in text:
         return InputError(
-            "hydra.launcher.nodes must be 1 with hydra/launcher=submitit_local, which has this"
-            " machine alone; drop it, or take hydra/launcher=submitit_slurm."
+            "hydra.launcher.nodes must be 1 with hydra/launcher=submitit_local, which uses only"
+            " this machine. Remove the key, or use hydra/launcher=submitit_slurm.",
+            key="hydra.launcher.nodes",
         )
     if _is_submitits(error):
         return RunError(
-            "a job of this sweep ended without an answer; its log is in .submitit of the sweep's"
-            " folder. Other jobs may run on: when all have ended, dpft account runs=FOLDER"
-            " computes what they cost, and runs that broke off go on with dpft train resume=RUN."
+            "A job of this sweep ended without an answer; its log is in .submitit of the sweep's"
+            " folder. When all other jobs have ended, compute their cost with"
+            " dpft account runs=FOLDER, and resume interrupted runs with dpft train resume=RUN."
         )
     return None
 

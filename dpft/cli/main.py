@@ -108,8 +108,12 @@ def run_subcommand(name: str, arguments: Sequence[str]) -> int:
     """
     if name not in SUBCOMMANDS:
         near = difflib.get_close_matches(name, SUBCOMMANDS, n=1)
-        hint = f"did you mean {near[0]}? Choose" if near else "choose"
-        raise InputError(f"unknown subcommand {name!r}; {hint} one of {', '.join(SUBCOMMANDS)}.")
+        raise InputError(
+            f"Unknown subcommand {name!r}. Choose one of {', '.join(SUBCOMMANDS)}.",
+            key=None,
+            value=name,
+            hint=f"dpft {near[0]}" if near else None,
+        )
     from dpft.cli.hydra_app import run_hydra
     from dpft.parallel.parallel_config import refuse_several
 

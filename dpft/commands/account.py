@@ -7,13 +7,14 @@ a record for programs.
 
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from dpft.commands.account_runs import account_run, account_runs
 from dpft.config.account import AccountConfig
 from dpft.constants import PUBLISHED
-from dpft.errors import InputError
+from dpft.errors import Fault, InputError
 from dpft.privacy.accounting import (
     AccountingReport,
     SampledGaussian,
@@ -93,7 +94,10 @@ def answer(config: AccountConfig) -> Answer:
         if expected_batch_size > num_examples:
             raise InputError(
                 f"expected_batch_size must be at most num_examples={num_examples}, got"
-                f" {expected_batch_size}; lower it."
+                f" {expected_batch_size}.",
+                key="expected_batch_size",
+                value=expected_batch_size,
+                hint=f"expected_batch_size={num_examples}",
             )
         sample_rate = expected_batch_size / num_examples
     else:
@@ -142,8 +146,8 @@ def answer(config: AccountConfig) -> Answer:
                 steps=composed_steps,
                 accountant=accountant,
             )
-        except InputError as error:  # its keys: this subcommand has no section for them
-            raise InputError(str(error).replace("privacy.", "")) from error
+        except InputError as error:
+            raise InputError(*map(_without_section, error.faults)) from error
         accountant = calibration.accountant
 
     # 3. Epsilon, over growing numbers of steps too if it is asked for.
@@ -193,9 +197,16 @@ def answer(config: AccountConfig) -> Answer:
     return Answer(table=f"{table}\n\n{curve_table(curve)}" if curve else table, record=record)
 
 
+def _without_section(fault: Fault) -> Fault:
+    """Return a fault with the keys of ``dpft account``, which has no section ``privacy``."""
+    key, hint = (text and text.replace("privacy.", "") for text in (fault.key, fault.hint))
+    return replace(fault, message=fault.message.replace("privacy.", ""), key=key, hint=hint)
+
+
 def _required(num_examples: int | None, because: str, instead: str) -> int:
     if num_examples is None:
         raise InputError(
-            f"num_examples must be given with {because}, got none; give it, or {instead} instead."
+            f"num_examples is required with {because}. Give num_examples, or {instead} instead.",
+            key="num_examples",
         )
     return num_examples

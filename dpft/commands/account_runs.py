@@ -239,7 +239,10 @@ def account_runs(config: AccountConfig) -> Answer:
     runs, counted = without_counted([read_spent(folder) for folder in ledgers.folders])
     if not runs:
         raise InputError(
-            f"runs must hold a noisy step, got none in {', '.join(config.run_folders)}."
+            "runs must contain a run that took a noisy step, got none in"
+            f" {', '.join(config.run_folders)}.",
+            key="runs",
+            value=config.run_folders,
         )
     together = account_together(runs, delta=config.delta, accountant=config.accountant)
     costs = [(run, account_for_spent(run)) for run in runs]

@@ -68,8 +68,10 @@ def check_white_box(model: "PreTrainedModel") -> None:
     if not embeddings(model).weight.requires_grad:
         raise InputError(
             "audit.white_box=true needs a method that trains the input embeddings, such as"
-            " method=full; set audit.white_box=false, or train_embeddings=true where the method"
-            " has it."
+            " method=full. Use such a method, or train_embeddings=true if the method has it.",
+            key="audit.white_box",
+            value=True,
+            hint="audit.white_box=false",
         )
 
 
@@ -161,9 +163,11 @@ def read_white_box(folder: Path, *, canaries: int, steps: int) -> StepScores:
     by_step = {line.step: line for line, _ in step_lines(path)}
     if set(by_step) != set(range(1, steps + 1)):
         raise InputError(
-            f"{path} must hold scores of all {steps} steps, got {len(by_step)}: train the run anew"
-            " with audit.white_box=true, or audit it by its model alone with"
-            " audit.white_box=false."
+            f"{path} must contain scores of all {steps} steps, got {len(by_step)}. Train the run"
+            " again with audit.white_box=true, or audit only its final model.",
+            key=str(path),
+            value=len(by_step),
+            hint="audit.white_box=false",
         )
     lines = [by_step[step] for step in sorted(by_step)]
     if any({len(line.now), len(line.before)} != {canaries} for line in lines):
@@ -217,7 +221,10 @@ def step_lines(path: Path) -> Iterator[tuple[WhiteBoxLine, str]]:
 
 
 def _damaged(path: Path) -> StateError:
-    return StateError(f"{path} is damaged: it must hold a line of scores for each step.")
+    return StateError(
+        f"{path} is damaged: it must contain one line of scores for each step. Restore it from a"
+        " backup."
+    )
 
 
 REACH = 5e-3

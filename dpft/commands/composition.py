@@ -168,8 +168,8 @@ def spent_beside(runs: Sequence[SpentRun]) -> list[tuple[SpentRun, SpentBefore]]
         elif named.ledger.heads[before.lines : before.lines + 1] != (before.head,):
             raise StateError(
                 f"the ledger of {named.folder} must have the head {before.head} after line"
-                f" {before.lines}, as the plan of {run.folder} has it, got another; it was cut or"
-                " replaced. Put it back as it was."
+                f" {before.lines}, as the plan of {run.folder} records, but it was truncated or"
+                " replaced. Restore it from a backup."
             )
     return list(spent.values())
 
@@ -208,8 +208,10 @@ def check_same_unit(runs: Sequence[SpentRun]) -> None:
             if value != expected:
                 raise InputError(
                     f"runs must all have the same {name}, got {expected!r} in {first.folder} and"
-                    f" {value!r} in {run.folder}; their epsilons protect different things, so"
-                    " compose them apart."
+                    f" {value!r} in {run.folder}. Their epsilons protect different things, so"
+                    " compose them separately.",
+                    key="runs",
+                    value=value,
                 )
 
 
@@ -219,12 +221,12 @@ def check_head(run: SpentRun, head: str) -> None:
     if ledger.head == head:
         return
     reason = (
-        f"; the one given was its head after line {ledger.heads.index(head)}"
+        f"The expected head is its head after line {ledger.heads.index(head)}"
         if head in ledger.heads
-        else "; it was replaced or written anew, or the head is of another run"
+        else "It was replaced or rewritten, or the expected head belongs to another run"
     )
     raise StateError(
-        f"the ledger of {run.folder} must have the head {head}, got {ledger.head}{reason}."
+        f"the ledger of {run.folder} must have the head {head}, got {ledger.head}. {reason}."
     )
 
 
@@ -280,13 +282,16 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
     # What made another one is not in the ledger.
     if pieces is None or pieces.tokenizer_sha256 != digest:
         raise StateError(
-            f"{folder / TOKENIZER} is not the tokenizer that {folder / PRIVACY} names; put it back"
-            " as it was."
+            f"{folder / TOKENIZER} is not the tokenizer that {folder / PRIVACY} describes. Restore"
+            " it from a backup."
         )
     if spent.plan.reproducible and guarantee.noise_seed is None:
         raise InputError(
-            f"model.tokenizer must be private, got {tokenizer!r}, whose noise was predictable"
-            " (privacy.noise_seed), so that no epsilon holds with it; make a tokenizer without."
+            f"model.tokenizer must be private, but the noise of {tokenizer!r} was predictable"
+            " (privacy.noise_seed), so no epsilon holds with it. Make a tokenizer without"
+            " privacy.noise_seed.",
+            key="model.tokenizer",
+            value=tokenizer,
         )
     of_training = {
         "unit": guarantee.unit,
@@ -299,8 +304,11 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
             continue  # a named unit is the same one whatever is counted of it
         if value != expected:
             raise InputError(
-                f"model.tokenizer must protect the {name} of the run, {expected!r}, got {value!r}"
-                f" of {folder}: their epsilons protect different things; make a tokenizer for it."
+                f"model.tokenizer must have the {name} of the run, {expected!r}, got {value!r} in"
+                f" {folder}. Their epsilons protect different things, so make a tokenizer for this"
+                " run.",
+                key="model.tokenizer",
+                value=tokenizer,
             )
     return spent
 
@@ -314,9 +322,10 @@ def _tokenizer_run(tokenizer: str) -> Path | None:
     path = Path(tokenizer).expanduser()
     if not path.exists():
         raise InputError(
-            "model.tokenizer must be the folder of a dpft tokenizer run, or of a tokenizer, got"
-            f" {tokenizer!r}, which does not exist; put it back, or name it as it is seen from"
-            " here."
+            "model.tokenizer must be the folder of a dpft tokenizer run, or of a tokenizer, but"
+            f" {tokenizer!r} does not exist. Restore it, or give its path on this machine.",
+            key="model.tokenizer",
+            value=tokenizer,
         )
     resolved = path.resolve()
     for folder in (path, resolved.parent) if resolved.name == TOKENIZER else (path,):
@@ -324,8 +333,8 @@ def _tokenizer_run(tokenizer: str) -> Path | None:
             return folder
         if (folder / HISTOGRAM).exists():
             raise StateError(
-                f"{folder / LEDGER} is gone, so that what the tokenizer cost is not known; put it"
-                " back as it was."
+                f"{folder / LEDGER} is missing, so the privacy cost of the tokenizer is unknown."
+                " Restore it from a backup."
             )
     return None
 
@@ -337,15 +346,21 @@ def _check_without_ledger(config: TrainConfig) -> None:
     path = Path(str(config.model.tokenizer)).expanduser().resolve()
     if any(map(_is_marked_not_private, (path, path / TOKENIZER))):
         raise InputError(
-            f"model.tokenizer must be private, got {config.model.tokenizer!r}, made with"
-            " privacy=none; make one with privacy.eps, or, where its texts are public, set"
-            " model.tokenizer_is_public=true."
+            f"model.tokenizer must be private, but {config.model.tokenizer!r} was made with"
+            " privacy=none. Make a tokenizer with privacy.eps, or declare this one public if its"
+            " texts are public.",
+            key="model.tokenizer",
+            value=config.model.tokenizer,
+            hint="model.tokenizer_is_public=true",
         )
     if config.task.corpus_form is not None:
         raise InputError(
-            f"model.tokenizer={config.model.tokenizer} has no {LEDGER} that says what it cost; give"
-            " the folder of a dpft tokenizer run, or, where no private text made it, set"
-            " model.tokenizer_is_public=true."
+            f"model.tokenizer={config.model.tokenizer} has no {LEDGER} that records its privacy"
+            " cost. Give the folder of a dpft tokenizer run, or declare the tokenizer public if it"
+            " was made without private texts.",
+            key="model.tokenizer",
+            value=config.model.tokenizer,
+            hint="model.tokenizer_is_public=true",
         )
     logger.warning("%s", PUBLIC_TOKENIZER.replace(" (model.tokenizer_is_public=true)", ""))
 
@@ -419,6 +434,8 @@ def noise_beside(
     except AccountantError as error:
         spent = account_taken(tokenizer.taken, tokenizer.plan.delta, "prv").epsilon
         raise InputError(
-            f"privacy.total_eps={total_eps:g} is out of reach: the tokenizer alone spent"
-            f" {spent:.4g} ({error}); raise it."
+            f"privacy.total_eps={total_eps:g} is out of reach, because the tokenizer has already"
+            f" spent {spent:.4g} ({error}). Raise privacy.total_eps.",
+            key="privacy.total_eps",
+            value=total_eps,
         ) from error

@@ -180,4 +180,6 @@ def check_machine(config: DoctorConfig) -> None:
     doctor = examine()
     show_answer(Answer(table=doctor_parts(doctor), record=doctor), config.output)
     if not doctor.can_train:
-        raise RunError("dpft cannot train here; install what is listed as missing above.")
+        raise RunError(
+            "dpft cannot train here. Install everything that is listed as missing above."
+        )

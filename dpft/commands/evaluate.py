@@ -20,6 +20,7 @@ from dpft.commands.splits import (
 )
 from dpft.commands.task_model import TrainedModel, trained_model_of_run, written_tokens
 from dpft.config.hydra_compose import Composed
+from dpft.config.keys import in_shell
 from dpft.config.schema import EvaluateConfig
 from dpft.data.sources import load_examples
 from dpft.errors import InputError
@@ -142,8 +143,10 @@ def open_scored_folder(config: EvaluateConfig, folder: Path, stack: ExitStack) -
             read_finished_run(folder)
     elif (folder / CONFIGURATION).exists():
         raise InputError(
-            f"{folder} is a run's folder, whose scores another model's would replace; choose"
-            " another folder, or score the run's own model with run=RUN."
+            f"{folder} is the folder of a run, so scores of another model would overwrite those of"
+            " the run. Choose another folder, or score the model of the run.",
+            key=str(folder),
+            hint=in_shell("run", folder),
         )
 
 
@@ -157,13 +160,19 @@ def score_file(config: EvaluateConfig, predictions: str) -> Evaluation:
     parts = config.task.parts(config.eval.split)
     if len(parts) > 1:
         raise InputError(
-            f"predictions are scored on one part of a split, got eval.split={config.eval.split},"
-            f" which has {' and '.join(parts)}; set task.split_parts.{config.eval.split}=[PART]."
+            "eval.split must have only one part to score predictions, but"
+            f" eval.split={config.eval.split} has {' and '.join(parts)}.",
+            key="eval.split",
+            value=config.eval.split,
+            hint=f"'task.split_parts.{config.eval.split}=[{parts[0]}]'",
         )
     if config.eval.held_out is not None:
         raise InputError(
-            "predictions are scored on a split that is stored as one, got eval.held_out, which"
-            " holds records out of another; give their file by task.data_dir and eval.split."
+            "eval.held_out cannot be used with predictions, because these are scored on a split in"
+            " a file of its own. Store the records in such a file, and name it by task.data_dir"
+            " and eval.split.",
+            key="eval.held_out",
+            value=config.eval.held_out,
         )
     examples = load_examples(config.task, parts[0])
     texts = read_predictions(

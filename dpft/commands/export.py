@@ -79,13 +79,21 @@ def new_folder(folder: Path, to: str | None) -> Path:
     """
     target = folder / EXPORT if to is None else Path(to).expanduser()
     if target.exists() or target.is_symlink():
-        raise InputError(f"to must be a new folder, got {target}, which exists; choose another.")
+        raise InputError(
+            f"to must be a new folder, but {target} exists. Choose another folder.",
+            key="to",
+            value=to,
+        )
     above = next(parent for parent in target.parents if parent.exists())
     if not above.is_dir():
-        raise InputError(f"to must be a new folder, got {target}, but {above} is a file.")
+        raise InputError(
+            f"to must be a new folder, got {target}, but {above} is a file.", key="to", value=to
+        )
     if target.resolve().is_relative_to((folder / MODEL).resolve()):
         raise InputError(
-            f"to must be outside the model that is exported, got {target}; choose another."
+            f"to must be outside the model that is exported, got {target}. Choose another folder.",
+            key="to",
+            value=to,
         )
     return target
 

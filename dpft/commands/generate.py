@@ -20,6 +20,7 @@ from dpft.commands.progress_bars import batch_progress
 from dpft.commands.rank_agreement import check_alike, check_same_model
 from dpft.commands.run_cost import loading_device, shard_model
 from dpft.commands.task_model import TrainedModel, trained_model_of_run
+from dpft.config.keys import in_shell
 from dpft.config.schema import GenerateConfig
 from dpft.data.raw_rows import MEMORY, WRITERS, write_rows
 from dpft.data.rows import Check, accept_all, are_records, load_prompts
@@ -144,30 +145,33 @@ def generated_task(config: GenerateConfig, trained: Task) -> TextTask:
     """
     task = config.task
     if not isinstance(task, TextTask) or task.written_from is None:
-        instead = "eval", "has it label a split"
-        if isinstance(task, TextTask):
-            instead = "export", "hands it on"
+        command = "export" if isinstance(task, TextTask) else "eval"
         raise InputError(
-            f"run must name a model that writes texts, got {config.run}, whose model"
-            f" (task={task.name}) {task.answers_how}; `dpft {instead[0]} run={config.run}`"
-            f" {instead[1]}."
+            f"dpft generate needs a generative model, but the model of {config.run}"
+            f" (task={task.name}) {task.answers_how}.",
+            key="run",
+            value=config.run,
+            hint=f"dpft {command} {in_shell('run', config.run)}",
         )
     for key in ("learn_prompt", "objective"):
         was, given = (str(vars(one).get(key)).lower() for one in (trained, task))
         if type(task) is type(trained) and was != given:
             raise InputError(
-                f"task.{key} must be what the run was trained with, {was}, got {given}; drop it,"
-                " or train anew with it."
+                f"task.{key} must be {was}, as the run was trained, got {given}. Remove the"
+                " argument, or train a new run with it.",
+                key=f"task.{key}",
+                value=given,
             )
     if config.num is None:
         return task
     if task.from_nothing is None:
         custom = isinstance(task, CustomTexts)
-        learned = ", or train with task.learn_prompt=true, for the model to write these, too"
+        learned = ", or train with task.learn_prompt=true to generate these columns too"
         raise InputError(
-            f"num needs a task whose whole record was trained on, got task={task.name}, whose model"
-            f" goes on from {task.given_form}; give prompts=FILE with such rows"
-            f"{learned if custom else ''}."
+            f"num needs a model that was trained on whole records, but task={task.name} generates"
+            f" from {task.given_form}. Give such rows by prompts=FILE{learned if custom else ''}.",
+            key="num",
+            value=config.num,
         )
     return task.from_nothing
 
@@ -185,8 +189,11 @@ def prompts_of(config: GenerateConfig, task: TextTask, check: Check = accept_all
         return [({}, task.prompt({}))] * config.num
     if not task.given_columns:
         raise InputError(
-            f"prompts needs a task whose records have a prompt, got task={task.name}, whose whole"
-            " record was trained on; give num=N instead."
+            f"prompts needs a task that is trained on prompts, but task={task.name} is trained on"
+            " whole records.",
+            key="prompts",
+            value=config.prompts,
+            hint="num=100",
         )
     return list(load_prompts(task, str(config.prompts), check))
 
@@ -212,17 +219,25 @@ def new_files(folder: Path, to: str | None, task: TextTask) -> GeneratedFiles:
         return next(target for target in candidates if not _existing(target))
     target = _files_of(Path(to).expanduser())
     if target.records.suffix not in WRITERS:
-        raise InputError(f"to must end in {', '.join(WRITERS)}, got {to!r}.")
+        raise InputError(f"to must end in {', '.join(WRITERS)}, got {to!r}.", key="to", value=to)
     if target.records.suffix == ".csv" and task.holds_lists:
         raise InputError(
-            f"to must end in .jsonl or .parquet for task={task.name}, whose rows hold lists, got"
-            f" {to!r}; .csv has no place for them."
+            f"to must end in .jsonl or .parquet for task={task.name}, got {to!r}. The rows contain"
+            " lists, which .csv cannot store.",
+            key="to",
+            value=to,
         )
     for path in _existing(target):
-        raise InputError(f"to must be a new file, got {to!r}, but {path} exists; choose another.")
+        raise InputError(
+            f"to must be a new file, got {to!r}, but {path} exists. Choose another name.",
+            key="to",
+            value=to,
+        )
     above = next(parent for parent in target.records.parents if parent.exists())
     if not above.is_dir():
-        raise InputError(f"to must be a new file, got {to!r}, but {above} is a file.")
+        raise InputError(
+            f"to must be a new file, got {to!r}, but {above} is a file.", key="to", value=to
+        )
     return target
 
 
@@ -347,8 +362,8 @@ def _log_outcome(task: TextTask, files: GeneratedFiles, texts: GeneratedTexts) -
         logger.info("%s", said)
     if not texts.rows:
         raise RunError(
-            f"none of the {total} texts is a row by the task's template; they are in"
-            f" {files.unparsed}. Train longer or with less noise, or give texts more room by"
+            f"none of the {total} texts matches the template of the task; they are in"
+            f" {files.unparsed}. Train longer or with less noise, or allow longer texts with"
             " decode.max_new_tokens."
         )
     logger.info("records: %s, what they cost: %s", files.records, files.statement)

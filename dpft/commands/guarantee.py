@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dpft.commands.composition import PUBLIC_TOKENIZER, account_taken, cost_together
 from dpft.commands.ledger_account import SpentRun, read_spent
+from dpft.config.keys import in_shell
 from dpft.errors import InputError, StateError
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting import AccountingReport, EpsilonBound
@@ -105,27 +106,29 @@ def privacy_of(folder: Path) -> RunPrivacy:
     """
     if not (folder / PRIVACY).exists():
         raise InputError(
-            f"run must be a run that has its {PRIVACY}, got {str(folder)!r}, which has none; finish"
-            f" it with dpft train resume={folder}."
+            f"run must be a finished run, but {str(folder)!r} has no {PRIVACY}.",
+            key="run",
+            value=str(folder),
+            hint=f"dpft train {in_shell('resume', folder)}",
         )
     recorded = read_privacy(folder / PRIVACY)
     if not isinstance(recorded, PrivateRun):
         if (folder / LEDGER).exists():
             raise StateError(
-                f"{folder / PRIVACY} must be that of the private run whose ledger is beside it; put"
-                " it back as it was."
+                f"{folder / PRIVACY} describes a run without privacy, but {folder / LEDGER}"
+                " exists. Restore the file from a backup."
             )
         return recorded
     if not (folder / LEDGER).exists():
         raise StateError(
-            f"{folder / LEDGER} is gone, so nothing shows what the run spent; put it back as it"
-            " was."
+            f"{folder / LEDGER} is missing, so the privacy cost of the run is unknown. Restore it"
+            " from a backup."
         )
     run = read_spent(str(folder), trial=True)
     if not run.ledger.closed or not isinstance(run.plan, PrivacyPlan):
         raise StateError(
-            f"{folder / LEDGER} must be the ledger of a finished training, got none with a closing"
-            " line; put it back as it was."
+            f"{folder / LEDGER} must be the ledger of a finished training, but it has no closing"
+            " line. Restore it from a backup."
         )
     privacy = private_guarantee(
         run,
@@ -158,8 +161,10 @@ def read_finished_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[P
     finished, unfinished = find_runs(folders)
     if not finished:
         raise InputError(
-            f"runs must name a run that has ended, got {len(unfinished)} that have not; go on with"
-            " them by dpft train resume=RUN."
+            f"runs must name a finished run, got {len(unfinished)} unfinished.",
+            key="runs",
+            value=tuple(map(str, unfinished)),
+            hint=f"dpft train {in_shell('resume', unfinished[0])}",
         )
     for folder in finished:
         refuse_links(folder)

@@ -129,8 +129,8 @@ def check_same_base(
     if others:
         raise StateError(
             f"{resume_point.checkpoint.path} is a checkpoint of another model: {others[0]} differs"
-            " from the one that model.path or model now gives; put the model that the run began"
-            " with back."
+            " from the one that model.path or model now gives. Restore the model that the run"
+            " began with."
         )
 
 
@@ -149,8 +149,8 @@ def check_ended(
     checkpoint = resume_point.checkpoint
     if resume_point.ledger is None and checkpoint.step < plan.steps:
         raise StateError(
-            f"{checkpoint.path / KEYS} is gone, and the run has taken {checkpoint.step} of"
-            f" {plan.steps} steps; put it back, or begin a new run."
+            f"{checkpoint.path / KEYS} is missing, and the run has taken {checkpoint.step} of"
+            f" {plan.steps} steps. Restore it from a backup, or start a new run."
         )
 
 
@@ -171,15 +171,20 @@ def resumed_configuration(
     refuse_links(Path(folder))
     if (Path(folder) / TUNING).exists():
         raise InputError(
-            f"resume must be the folder of a run, got {folder!r}, which is of dpft tune; go on with"
-            f" it by dpft tune {in_shell('resume', folder)}."
+            f"resume must be the folder of a run, but {folder!r} is the folder of a search by dpft"
+            " tune.",
+            key="resume",
+            value=folder,
+            hint=f"dpft tune {in_shell('resume', folder)}",
         )
     path = Path(folder) / CONFIGURATION
     if not path.is_file():
         raise InputError(
             f"resume must be the folder of a dpft run, got {folder!r}, which"
-            f" {what_lacks(path.parent, CONFIGURATION)}; give the folder that the run named, such"
-            " as outputs/DATE/TIME."
+            f" {what_lacks(path.parent, CONFIGURATION)}.",
+            key="resume",
+            value=folder,
+            hint="resume=outputs/DATE/TIME",
         )
     config = load_saved(path, TrainConfig)
     saved = plain(config.replace(model=kept_here(config.model, Path(folder))))
@@ -217,13 +222,14 @@ def restored_plan(
     guarantee, began = config.privacy.guarantee, resume_point.checkpoint.run
     if (guarantee is None) != (began.plan is None):
         name = "none" if began.plan is None else "dp"
-        _refuse_edited(f"privacy={name}, as the run began", config.privacy.name)
+        _refuse_edited(f"privacy={name}", config.privacy.name, key="privacy")
     if guarantee is None:
         plan = plan_without_noise(config, size, steps, phases)
         if plan.unnoised != began.clipping:
             _refuse_edited(
-                "the draws and the clipping that the run began with",
+                "its sampling and its clipping",
                 f"others (privacy.max_grad_norm={getattr(config.privacy, 'max_grad_norm', None)})",
+                key="privacy.max_grad_norm",
             )
         return plan
     bound = resume_point.plan()
@@ -242,15 +248,15 @@ def restored_plan(
     calibration = bound.calibration
     asked = None if calibration is None else calibration.target
     if asked is not None and guarantee.eps != asked:
-        _refuse_edited(f"privacy.eps={asked:g}, which the run began with", f"{guarantee.eps}")
+        _refuse_edited(f"privacy.eps={asked:g}", f"{guarantee.eps}", key="privacy.eps")
     given = guarantee.noise_multiplier
     if given is not None and given != bound.noise_multiplier:
-        expected = f"privacy.noise_multiplier={bound.noise_multiplier:g}, which the run began with"
-        _refuse_edited(expected, f"{given:g}")
+        key = "privacy.noise_multiplier"
+        _refuse_edited(f"{key}={bound.noise_multiplier:g}", f"{given:g}", key=key)
     if bound.replace(calibration=None, delta_source=configured.delta_source) != configured:
         changed = [key for key, value in configured if value != getattr(bound, key)]
         names = ", ".join(key for key in changed if key != "calibration")
-        _refuse_edited("the plan that the run is bound to", f"another {names}")
+        _refuse_edited(f"the {names} of its plan", "other values", key=None)
     return RunPlan(size=size, steps=steps, phases=phases, privacy=bound)
 
 
@@ -258,14 +264,18 @@ def _of_plan(config: MechanismConfig, bound: Mechanism) -> MechanismConfig:
     """Returns what chooses the mechanism of a plan: another machine may round it apart."""
     same = type(bound) is config.makes
     if not same or (config.is_resolved and config.resolved(bound) != config):
-        _refuse_edited(f"the mechanism of its plan, {bound.name}", f"{config}")
+        _refuse_edited(
+            f"the mechanism of its plan, {bound.name}", f"{config}", key="privacy.mechanism"
+        )
     return Chosen(name=bound.name, mechanism=bound)
 
 
-def _refuse_edited(expected: str, got: str) -> NoReturn:
+def _refuse_edited(expected: str, got: str, *, key: str | None) -> NoReturn:
     raise InputError(
-        f"resume must go on with {expected}, got {got}; put {CONFIGURATION} and the records back as"
-        " they were, or begin a new run."
+        f"a resumed run must keep {expected}, got {got}. Restore {CONFIGURATION} and the records,"
+        " or start a new run.",
+        key=key,
+        value=got,
     )
 
 
@@ -285,15 +295,16 @@ def check_same_records(folder: Path, training_set: TrainingSet) -> None:
         key = bytes.fromhex(expected.key)
     except (OSError, ValueError, DpftError) as error:
         raise StateError(
-            f"{path} cannot be read, so that these records cannot be told from others; put it back"
-            " as it was, or begin a new run."
+            f"{path} cannot be read, so dpft cannot check that the training records are the same."
+            " Restore it from a backup, or start a new run."
         ) from error
     if not hmac.compare_digest(
         fingerprint(training_set.examples, training_set.units, key), expected.hmac
     ):
         raise InputError(
-            "resume must go on with the training records that the run began with, got others; put"
-            " them back as they were, or begin a new run."
+            "resume needs the training records that the run began with, got others. Restore them,"
+            " or start a new run.",
+            key="resume",
         )
 
 
@@ -346,12 +357,17 @@ def _check_may_change(key: str, saved: dict[str, Any]) -> None:
     section = key.partition(".")[0]
     if key in MAY_CHANGE or (section in SECTIONS and "." in key):
         if key.startswith("privacy.") and not _has_privacy_key(key, saved["privacy"]):
-            raise InputError(f"resume goes on with a run without privacy, which has no {key}.")
+            raise InputError(
+                f"{key} cannot be set, because the run to resume has privacy=none. Remove the"
+                " argument.",
+                key=key,
+            )
         return
     others = (key for key in MAY_CHANGE if key not in SECTIONS)
     raise InputError(
-        f"resume goes on as the run was begun, so {key} cannot change; besides"
-        f" {', '.join(SECTIONS)} only {', '.join(others)} can."
+        f"{key} cannot change when a run is resumed. You can change {', '.join(SECTIONS)} and"
+        f" {', '.join(others)}.",
+        key=key,
     )
 
 
@@ -369,8 +385,8 @@ def _read_key(path: Path) -> bytes | None:
         return bytes.fromhex(path.read_text(encoding="ascii"))
     except (OSError, ValueError) as error:
         raise StateError(
-            f"{path} is damaged: it must hold a key in hexadecimal; put it back as it was, or begin"
-            " a new run."
+            f"{path} is damaged: it must contain a hexadecimal key. Restore it from a backup, or"
+            " start a new run."
         ) from error
 
 
@@ -393,9 +409,11 @@ def automatically_resumed(command: TrainCommand, folder: Path) -> TrainCommand:
         return command.replace(resume=None)
     if read_begun(folder).asked != digest_of(command.settings()):
         raise InputError(
-            f"resume=auto resumes a run with the settings that it was begun with, and the run in"
-            f" {folder} has others; repeat its command, or run dpft train"
-            f" {in_shell('resume', folder)}."
+            "resume=auto resumes a run only with the settings that it began with, but the run in"
+            f" {folder} began with others. Repeat its command, or resume it by its folder.",
+            key="resume",
+            value=AUTO,
+            hint=f"dpft train {in_shell('resume', folder)}",
         )
     logger.info("resuming the run in %s", folder)
     resumed = resumed_configuration(str(folder), {}, ())

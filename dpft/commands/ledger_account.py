@@ -7,6 +7,7 @@ Importing it imports no torch, so that a command is refused at once.
 """
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 from dpft.config.keys import in_shell
 from dpft.config.load import load_saved, read_saved
 from dpft.config.schema import TrainConfig
-from dpft.errors import InputError, StateError
+from dpft.errors import Fault, InputError, StateError
 from dpft.model_digest import check_released
 from dpft.privacy.journal import knows_the_end, read_run_ledger
 from dpft.privacy.ledger import LedgerRecord, Noise, noise_of, steps_taken, sum_steps
@@ -108,17 +109,21 @@ def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
     if plan is None:
         if ledger.counted_steps or not knows_the_end(path):
             raise StateError(
-                f"{path / LEDGER}, line 1: the first line is torn or gone, and steps may have"
-                " followed it. Put the ledger back as it was."
+                f"{path / LEDGER}, line 1: the line is truncated or missing, and steps may have"
+                " followed it. Restore the ledger from a backup."
             )
         raise InputError(
-            f"{path / LEDGER} must hold the run's plan, got no whole line: the run broke off before"
-            " it drew a record, and spent nothing."
+            f"{path / LEDGER} has no complete line, because the run was interrupted before it drew"
+            " a record. The run spent nothing.",
+            key=str(path / LEDGER),
         )
     if not trial and (plan.is_trial or (path / TUNING).exists()):
         raise InputError(
-            f"{folder} is of dpft tune: its ledger holds one of a secret number of runs, so no"
-            f" epsilon follows from it; the whole search's stands in {PRIVACY}."
+            f"{folder} belongs to a search by dpft tune, so its ledger contains one of a secret"
+            f" number of runs, and no epsilon follows from it. {PRIVACY} of the search contains"
+            " the epsilon of all its runs.",
+            key="run",
+            value=folder,
         )
     planned = None
     if isinstance(plan, PrivacyPlan):
@@ -142,18 +147,22 @@ def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
         check_released(folder / MODEL, ledger.released, ledger=folder / LEDGER)
 
 
-def _why_no_ledger(folder: Path) -> str:
-    """Returns the sentence that refuses a folder without a ledger."""
-    wanted = f"run must be the folder of a dpft run, got {str(folder)!r}, which"
-    hint = "give the folder that `dpft train` named, such as outputs/DATE/TIME."
-    if not folder.is_dir():
-        return f"{wanted} {what_lacks(folder, LEDGER)}; {hint}"
-    if _is_open(folder):
-        return (
-            f"run must be a private one, got {str(folder)!r}, which was trained with privacy=none:"
-            " it protects nobody, alone or with others, and no epsilon bounds it."
+def _why_no_ledger(folder: Path) -> Fault:
+    """Return the reason why a folder without a ledger is rejected."""
+    if folder.is_dir() and _is_open(folder):
+        return Fault(
+            f"run must be a private run, but {str(folder)!r} was trained with privacy=none. No"
+            " epsilon bounds it, neither by itself nor with other runs.",
+            key="run",
+            value=str(folder),
         )
-    return f"{wanted} has no {LEDGER}: no noisy step was taken in it; {hint}"
+    lacks = what_lacks(folder, f"{LEDGER}, because it took no noisy step")
+    return Fault(
+        f"run must be the folder of a dpft run, got {str(folder)!r}, which {lacks}.",
+        key="run",
+        value=str(folder),
+        hint="run=outputs/DATE/TIME",
+    )
 
 
 def _is_open(folder: Path) -> bool:
@@ -196,8 +205,10 @@ def find_ledgers(
         if not below:
             lacks = what_lacks(Path(name), f"{LEDGER} in it or below")
             raise InputError(
-                f"runs must be folders of runs, or of many of them, got {name!r}, which {lacks};"
-                " give what `dpft train` named, such as outputs/DATE/TIME, or outputs."
+                f"runs must be folders that contain runs, got {name!r}, which {lacks}.",
+                key="runs",
+                value=name,
+                hint="runs=outputs/DATE/TIME",
             )
         for run in below:
             if run.resolve() in to_leave:
@@ -205,8 +216,12 @@ def find_ledgers(
                 notes.append(f"{run}: left out by leave_out")
             elif _is_open(run) and not (run / LEDGER).exists():
                 raise InputError(
-                    f"{_why_no_ledger(run)[:-1]}; leave it out by leave_out=[{run}] if it was"
-                    " trained on other data."
+                    f"runs must be private, but {str(run)!r} was trained with privacy=none, so no"
+                    " epsilon bounds it with the others. Leave it out if it was trained on other"
+                    " data.",
+                    key="runs",
+                    value=str(run),
+                    hint=shlex.quote(f"leave_out=[{run}]"),
                 )
             elif (run / LEDGER).exists() or knows_the_end(run) or (run / PRIVACY).exists():
                 folders.append(str(run))
@@ -214,12 +229,16 @@ def find_ledgers(
                 notes.append(f"{run}: no noisy step was taken in it")
     if unused:
         raise InputError(
-            f"leave_out must name runs below {', '.join(given)}, got {', '.join(unused.values())};"
-            " drop it."
+            f"leave_out must name runs below {', '.join(given)}, got"
+            f" {', '.join(unused.values())}. Remove these from leave_out.",
+            key="leave_out",
+            value=tuple(unused.values()),
         )
     if len({Path(folder).resolve() for folder in folders}) < len(folders):
         raise InputError(
-            f"runs must name different folders, got one twice in {', '.join(folders)}."
+            f"runs must name different folders, got one twice in {', '.join(folders)}.",
+            key="runs",
+            value=tuple(folders),
         )
     if data_id is not None:
         for folder in list(folders):
@@ -272,15 +291,19 @@ def saved_run(folder: str) -> TrainConfig:
     if not path.is_file():
         raise InputError(
             f"run must be the folder of a dpft run, got {folder!r}, which"
-            f" {what_lacks(path.parent, CONFIGURATION)}; give the folder that `dpft train` named,"
-            " such as outputs/DATE/TIME."
+            f" {what_lacks(path.parent, CONFIGURATION)}.",
+            key="run",
+            value=folder,
+            hint="run=outputs/DATE/TIME",
         )
     config: TrainConfig = load_saved(path, TrainConfig)
     if not _has_ended(Path(folder), config):
         raise InputError(
-            f"run must be the folder of a run whose training has ended, got {folder!r}, whose "
-            f"training has not; wait for it, or go on with it by dpft train"
-            f" {in_shell('resume', folder)}."
+            f"run must be the folder of a finished run, but the training of {folder!r} has not"
+            " ended. Wait for it, or resume it.",
+            key="run",
+            value=folder,
+            hint=f"dpft train {in_shell('resume', folder)}",
         )
     return config
 
@@ -294,7 +317,7 @@ def _has_ended(folder: Path, config: TrainConfig) -> bool:
         return ledger.closed
     if config.privacy.guarantee is not None:
         raise StateError(
-            f"{folder / LEDGER} is gone, so nothing shows what the run spent; put it back as it"
-            " was."
+            f"{folder / LEDGER} is missing, so the privacy cost of the run is unknown. Restore it"
+            " from a backup."
         )
     return True

@@ -107,8 +107,11 @@ def refuse_used_folder(folder: Path) -> None:
     """
     if (folder / TUNING).exists():
         raise InputError(
-            f"{folder / TUNING} exists: dpft tune has trained in this folder; go on with dpft tune"
-            f" {in_shell('resume', folder)}, or choose another folder with hydra.run.dir=DIR."
+            f"{folder / TUNING} exists: dpft tune has trained in this folder. Resume the search, or"
+            " choose another folder with hydra.run.dir=DIR.",
+            key="hydra.run.dir",
+            value=str(folder),
+            hint=f"dpft tune {in_shell('resume', folder)}",
         )
     if has_begun(folder):
         record = folder / LEDGER
@@ -116,16 +119,19 @@ def refuse_used_folder(folder: Path) -> None:
         is_vocabulary = read_saved(folder / CONFIGURATION).get("tokenizer") is not None
         command = "tokenizer" if is_vocabulary else "train"
         raise InputError(
-            f"{record} exists: a run in this folder has taken noisy steps; go on with it"
-            f" by dpft {command} {in_shell('resume', folder)}, or choose another folder with"
-            " hydra.run.dir=DIR."
+            f"{record} exists: a run in this folder has taken noisy steps. Resume it, or choose"
+            " another folder with hydra.run.dir=DIR.",
+            key="hydra.run.dir",
+            value=str(folder),
+            hint=f"dpft {command} {in_shell('resume', folder)}",
         )
     for path in (folder / name for name in RELEASED):
         if path.exists() and (folder / CONFIGURATION).exists():
             raise InputError(
-                f"{path} exists: it is of an earlier run in this folder, and this run's report"
-                " would seem to cover it; move it away, or choose another folder with"
-                " hydra.run.dir=DIR."
+                f"{path} belongs to an earlier run in this folder, and this run's report would seem"
+                " to cover it. Move it away, or choose another folder with hydra.run.dir=DIR.",
+                key="hydra.run.dir",
+                value=str(folder),
             )
 
 

@@ -140,15 +140,19 @@ def checked_overrides(overrides: list[str]) -> list[str]:
     lengths = {key for key in ("train.epochs", "train.steps") if given.get(key, "null") != "null"}
     if len(lengths) == 2:
         raise InputError(
-            "at most one of train.epochs and train.steps may be given, got both; steps replaces "
-            "the recipe's epochs."
+            "at most one of train.epochs and train.steps may be given, got both. Remove one:"
+            " train.steps replaces the epochs of a recipe.",
+            key="train.epochs",
+            value=given["train.epochs"],
         )
     allowed = {join_key("privacy", name) for name in NoPrivacy.model_fields}
     promised = sorted({key for key in given if key.startswith("privacy.")} - allowed)
     if given.get("privacy") == "none" and promised:
         raise InputError(
-            f"privacy=none trains without a guarantee and has no {promised[0]}, got both; "
-            "drop one of the two."
+            f"{promised[0]} has no effect with privacy=none, which trains without a guarantee."
+            " Remove one of the two.",
+            key=promised[0],
+            value=given[promised[0]],
         )
     led_by_recipe = lengths == {"train.epochs"} and "experiment" in given
     overrides = with_method_of_labels(with_model_of_path(overrides))
@@ -216,7 +220,9 @@ def tune_configuration(composed: DictConfig, words: Words) -> "TuneCommand":
     others = sorted(set(words.keys) - {"resume"})
     if others:
         raise InputError(
-            f"dpft tune resume=RUN goes on as the search was begun, got {others[0]} too; drop it."
+            "dpft tune resume=RUN resumes a search with the settings that it began with, so"
+            f" {others[0]} cannot be set. Remove the key.",
+            key=others[0],
         )
     return resumed_search(str(composed.resume))
 
@@ -234,13 +240,16 @@ def tokenizer_configuration(composed: DictConfig, words: Words) -> TokenizerComm
     if others:
         raise InputError(
             "dpft tokenizer resume=RUN makes another vocabulary of the same noisy histogram, and"
-            f" takes {', '.join(CHANGEABLE[1:])}, got {others[0]} too; drop it."
+            f" accepts only {', '.join(CHANGEABLE[1:])}, got {others[0]}. Remove the key.",
+            key=others[0],
         )
     path = Path(folder) / CONFIGURATION
     if read_saved(path).get("tokenizer") is None:
         raise InputError(
-            f"resume must be the folder of a dpft tokenizer run, got {folder!r}; give the one that"
-            " it named, such as outputs/DATE/TIME."
+            f"resume must be the folder of a dpft tokenizer run, got {folder!r}.",
+            key="resume",
+            value=folder,
+            hint="resume=outputs/DATE/TIME",
         )
     saved = load_saved(path, TokenizerCommand)
     given = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
@@ -273,20 +282,24 @@ def evaluate_overrides(overrides: list[str]) -> list[str]:
     scheduled = sorted({"eval.every_steps", "eval.every_epochs"} & set(given_overrides(overrides)))
     if scheduled:
         raise InputError(
-            f"{scheduled[0]} is for dpft train, which scores between its steps, got it for dpft"
-            " eval, which scores once; drop it."
+            f"{scheduled[0]} applies to dpft train, which scores between its steps, but dpft eval"
+            " scores once. Remove the key.",
+            key=scheduled[0],
         )
     if not SCORED & {key.partition(".")[0] for key in given_overrides(overrides)}:
         raise InputError(
-            "nothing says what to score; give run=RUN, the folder of a run, or another model with"
-            " model=NAME task=NAME, or a file of outputs with predictions=FILE task=NAME."
+            "dpft eval needs a run to score, another model with model=NAME task=NAME, or a file of"
+            " outputs with predictions=FILE task=NAME.",
+            key="run",
+            hint="dpft eval run=outputs/DATE/TIME",
         )
     expanded = with_task_of_run(overrides)
     models = sorted(key for key in given_overrides(overrides) if key.partition(".")[0] == "model")
     if expanded != overrides and models:
         raise InputError(
-            f"at most one of run and {models[0]} may be given, got both; run=RUN scores the "
-            "run's own model, and without run= any other model is scored."
+            f"at most one of run and {models[0]} may be given, got both. run=RUN scores the model"
+            " of the run; remove it to score another model.",
+            key=models[0],
         )
     return with_model_of_path(expanded)
 

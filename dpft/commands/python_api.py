@@ -81,21 +81,29 @@ def checked_words(overrides: Sequence[str], rows: object) -> list[str]:
         InputError: One is no such word, or says that rows are elsewhere while some are given.
     """
     if isinstance(overrides, str):
-        raise InputError(f"overrides must be a list of words, got {overrides!r}; give [...].")
+        raise InputError(
+            f"overrides must be a list of KEY=VALUE arguments, got {overrides!r}.",
+            key="overrides",
+            value=overrides,
+            hint=f"[{overrides!r}]",
+        )
     for word in overrides:
         if not isinstance(word, str):  # It may be a row.
             raise InputError(
-                f"overrides must be words KEY=VALUE, got a {type(word).__name__}; give rows as"
-                " rows=..."
+                f"overrides must contain KEY=VALUE arguments, got a {type(word).__name__}. Pass"
+                " rows of data as rows=ROWS.",
+                key="overrides",
             )
         if word.startswith("-") or "=" not in word:
             raise InputError(
-                f"overrides must be words KEY=VALUE, got {word!r}; sweeps and other flags are for"
-                " the command line."
+                f"overrides must contain KEY=VALUE arguments, got {word!r}. Only the command line"
+                " supports sweeps and other flags.",
+                key="overrides",
+                value=word,
             )
     for key in ("task.data_dir", "task.source"):
         if rows is not None and given_text(overrides, key) is not None:
-            raise InputError(f"at most one of {key} and rows may be given, got both.")
+            raise InputError(f"at most one of {key} and rows may be given, got both.", key=key)
     return list(overrides)
 
 
@@ -120,8 +128,10 @@ def run_and_words(
         return [f"run={quoted(os.fspath(run))}", *checked_words(overrides, rows)]
     if not isinstance(run, list | tuple):
         raise InputError(
-            f"the first argument must be a run or words KEY=VALUE, got a {type(run).__name__}; call"
-            f" {call}."
+            "The first argument must be a run or a list of KEY=VALUE arguments, got a"
+            f" {type(run).__name__}.",
+            key="run",
+            hint=call,
         )
     return checked_words([*run, *checked_words(overrides, rows)], rows)
 
@@ -149,7 +159,9 @@ class Command:
         """Returns the folder of a run: the one given, the one it goes on in, or a new one."""
         if folder is not None and resumed is not None:
             raise InputError(
-                f"at most one of resume and folder may be given, got both ({resumed})."
+                f"at most one of resume and folder may be given, got both ({resumed}).",
+                key="folder",
+                value=os.fspath(folder),
             )
         given = folder if folder is not None else resumed
         return Path(given) if given is not None else self.compose(words).folder
@@ -185,21 +197,30 @@ def model_words(model: object, tokenizer: object, overrides: list[str], folder: 
         return []
     if not isinstance(model, PreTrainedModel):
         kind = type(model).__name__
-        way_out = (
-            "; give the base model and method=lora (its adapters' weights merged, if it has any)"
+        advice = (
+            "Pass the base model, with the weights of any adapters merged, and method=lora."
             if kind.startswith("Peft")
-            else "; any other module trains by dpft.privacy.clipping.PerExampleClipper in a loop of"
-            " your own"
+            else "Train any other module with dpft.privacy.clipping.PerExampleClipper in your own"
+            " loop."
         )
-        raise InputError(f"model must be a transformers.PreTrainedModel, got {kind}{way_out}.")
+        raise InputError(
+            f"model must be a transformers.PreTrainedModel, got {kind}. {advice}",
+            key="model",
+            value=kind,
+        )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise InputError(
             "tokenizer must be the model's transformers tokenizer, got"
-            f" {type(tokenizer).__name__}; load it with AutoTokenizer.from_pretrained."
+            f" {type(tokenizer).__name__}. Load it with AutoTokenizer.from_pretrained.",
+            key="tokenizer",
+            value=type(tokenizer).__name__,
         )
     chosen = sorted({"model", "model.path", "model.hub_name"} & set(given_overrides(overrides)))
     if chosen:
-        raise InputError(f"at most one of {chosen[0]}= and a model object may be given, got both.")
+        raise InputError(
+            f"at most one of {chosen[0]}= and a model object may be given, got both.",
+            key=chosen[0],
+        )
     name = (model.name_or_path or "").rpartition("/")[2] or str(model.config.model_type)
     path = quoted(str(folder / BASE_MODEL))
     return ["model=local", f"model.name={quoted(name)}", f"model.path={path}"]
@@ -374,12 +395,15 @@ def evaluate(
         StateError: A file of the run is damaged.
     """
     if run is not None and folder is not None:
-        raise InputError("at most one of run and folder may be given, got both; drop folder.")
+        raise InputError(
+            "at most one of run and folder may be given, got both. Remove folder.", key="folder"
+        )
     words = run_and_words(run, overrides, rows, call="dpft.evaluate(RUN)")
     if not words:
         raise InputError(
-            'nothing says what to score; call dpft.evaluate(RUN), or dpft.evaluate(["task=NAME",'
-            ' "model=NAME"]).'
+            "evaluate needs a run or a model to score, got neither.",
+            key="run",
+            hint='dpft.evaluate(RUN) or dpft.evaluate(["task=NAME", "model=NAME"])',
         )
     given = [*words, *memory_words(rows)]
     composed = EVALUATE_COMMAND.compose(evaluate_overrides(given), folder)
@@ -418,7 +442,9 @@ def generate(
     asked = run_and_words(run, overrides, None, call=f"{GENERATE_CALL} or {GENERATE_WORDS}")
     if given_text(asked, "run") is None:
         raise InputError(
-            f"generate needs a run, got none; call {GENERATE_CALL} or {GENERATE_WORDS}."
+            "generate needs a run, got none.",
+            key="run",
+            hint=f"{GENERATE_CALL} or {GENERATE_WORDS}",
         )
     words = [*asked, *words]
     composed = GENERATE_COMMAND.compose(with_task_of_run(words))
@@ -454,8 +480,10 @@ def account(overrides: Sequence[str] = (), **settings: Any) -> Figures:
     """
     if isinstance(overrides, str | os.PathLike):
         raise InputError(
-            f"account takes a list of words, got {os.fspath(overrides)!r}; call"
-            ' dpft.account(["run=RUN"]) or dpft.account(run=RUN).'
+            f"overrides must be a list of KEY=VALUE arguments, got {os.fspath(overrides)!r}.",
+            key="overrides",
+            value=overrides,
+            hint='dpft.account(["run=RUN"]) or dpft.account(run=RUN)',
         )
     given = {key: as_text(value) for key, value in settings.items()}
     chosen = given.pop("mechanism") if isinstance(given.get("mechanism"), str) else None
@@ -486,7 +514,11 @@ def _carried_out(
     )
     if resumed == AUTO:
         if folder is None:
-            raise InputError("resume=auto needs a folder that stays the same; give folder=FOLDER.")
+            raise InputError(
+                "resume=auto needs a folder that stays the same at each start.",
+                key="folder",
+                hint='folder="outputs/mine"',
+            )
         resumed = None
     place = command.place(given, folder, resumed)
     chosen = model_words(model, tokenizer, given, place)

@@ -99,9 +99,11 @@ def check_alike(config: TrainConfig | EvaluateConfig | GenerateConfig, ranks: Ra
             ]
             if different and ranks.is_rank_0:
                 raise InputError(
-                    f"the processes of a run must have the same configuration and code, got another"
-                    f" {different[0]} on rank {rank} than on rank 0; start all of them with the"
-                    " same words, from the same installation."
+                    "All processes of a run must have the same configuration and code, but"
+                    f" {different[0]} on rank {rank} differs from rank 0. Start all processes with"
+                    " the same arguments, from the same installation.",
+                    key=different[0],
+                    value=other.get(different[0]),
                 )
 
 
@@ -206,8 +208,9 @@ def _refuse_different(hashes: Mapping[str, str], ranks: Ranks) -> None:
             different = [name for name in other if other[name] != everyones[0][name]]
             if different and ranks.is_rank_0:
                 raise InputError(
-                    f"the processes of a run must have the same {different[0]}, got others; give"
-                    " every machine the same."
+                    f"All processes of a run must have the same {different[0]}, but at least two"
+                    f" differ. Copy the same {different[0]} to every machine.",
+                    key=different[0],
                 )
 
 
@@ -238,9 +241,10 @@ def check_arithmetic(
     with ranks.failing_together():
         if ranks.is_rank_0 and len(set(bits_of_ranks)) > 1:
             raise InputError(
-                "the processes of a run must compute the same bits, and the same synthetic records"
-                " came out otherwise on some; start them on machines of one kind, with the same"
-                " libraries and environment variables."
+                "All processes of a run must compute the same bits, but their gradients of the same"
+                " synthetic records differ. Use machines of one kind, with the same libraries and"
+                " environment variables.",
+                key=None,
             )
 
 

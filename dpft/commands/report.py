@@ -43,7 +43,12 @@ class ReportConfig(Section):
 
     def _check_fields(self) -> None:
         if not self.folders:
-            raise InputError("runs must name at least one folder, got none; give runs=FOLDER.")
+            raise InputError(
+                "runs must name at least one folder, got none.",
+                key="runs",
+                value=self.runs,
+                hint="runs=outputs/DATE/TIME",
+            )
         if self.file is not None:
             check_folder(self.file, key="file")
             if self.to == PLOT:
@@ -54,8 +59,10 @@ class ReportConfig(Section):
         ):
             if is_set and (self.to != MARKDOWN or self.file is not None):
                 raise InputError(
-                    f"to and file are for a table or a plot, got them with {name}; leave one of"
-                    " them out."
+                    f"to and file apply to a table or a plot and have no effect with {name}. Remove"
+                    " one of them.",
+                    key="to" if self.file is None else "file",
+                    value=self.to if self.file is None else self.file,
                 )
 
     @property
@@ -116,8 +123,10 @@ def run(config: ReportConfig) -> None:
     elif config.to == PLOT:
         if not metrics:
             raise InputError(
-                "to=plot needs runs with public scores, got none; scores of private splits are only"
-                f" in each run's {PRIVATE_METRICS}."
+                "to=plot needs runs with public scores, but these runs have none. Scores of private"
+                f" splits are only in each run's {PRIVATE_METRICS}.",
+                key="to",
+                value=config.to,
             )
         path = Path(config.file or PLOT_FILE)
         comparison.plot(frame, keys, metrics if config.metrics else metrics[:1], path)

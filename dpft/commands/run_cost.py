@@ -50,13 +50,16 @@ def check_micro_batch_tokens(config: TrainConfig) -> None:
     if tokens is None:
         return
     if tokens < longest * records:
-        whose = "a record"
+        owner = "a record"
         if records > 1:
-            whose = f"a unit of {records} records (privacy.records_per_unit)"
+            owner = f"a unit of {records} records (privacy.records_per_unit)"
         raise InputError(
-            f"train.micro_batch_tokens must be at least {longest * records}, the tokens of {whose}"
-            f" of task.max_length={longest}, got {tokens}; raise it, lower task.max_length, or set"
-            " it to null."
+            f"train.micro_batch_tokens must be at least {longest * records}, the tokens of {owner}"
+            f" of task.max_length={longest}, got {tokens}. Raise it, lower task.max_length, or set"
+            " it to null.",
+            key="train.micro_batch_tokens",
+            value=tokens,
+            hint=f"train.micro_batch_tokens={longest * records}",
         )
     rows = config.train.micro_batch_size
     if isinstance(rows, int) and rows * longest <= tokens:
@@ -100,8 +103,11 @@ def check_sharding(config: TrainConfig) -> None:
     }
     for key in (key for key, is_on in needs_all.items() if is_on):
         raise InputError(
-            f"{key}=true needs the whole model in each process, got parallel=fsdp; set {key}=false,"
-            " or parallel=ddp."
+            f"{key}=true needs the whole model in each process, but parallel=fsdp shards it. Use"
+            " parallel=ddp, or turn the option off.",
+            key=key,
+            value=True,
+            hint=f"{key}=false",
         )
 
 
@@ -196,7 +202,10 @@ def _fitting(
     if room is None:
         raise InputError(
             f"train.micro_batch_size=auto needs to know the memory of the device ({device.type}),"
-            " which the system does not say; set a number, such as 32."
+            " which the system does not report.",
+            key="train.micro_batch_size",
+            value=AUTO,
+            hint="train.micro_batch_size=32",
         )
     size, tokens = ranks.largest(room), train.micro_batch_tokens
     if tokens is not None and longest <= tokens <= size * longest:
@@ -204,9 +213,11 @@ def _fitting(
     if size < least:
         raise InputError(
             f"train.micro_batch_size=auto must hold at least {least} records of"
-            f" task.max_length={longest}, got room for {size} in the {room / 2**30:.1f} GiB that"
-            " may be used by the estimate; set a number, lower task.max_length, or choose a"
-            " smaller model or method=lora."
+            f" task.max_length={longest}, but the estimate finds room for {size} in the"
+            f" {room / 2**30:.1f} GiB that are available. Set a number, lower task.max_length, or"
+            " choose a smaller model or method=lora.",
+            key="train.micro_batch_size",
+            value=AUTO,
         )
     return min(most, size)
 

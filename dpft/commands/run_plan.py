@@ -261,8 +261,11 @@ def _within_total(
     assert guarantee.total_eps is not None
     if tokenizer is None:
         raise InputError(
-            "privacy.total_eps is of a training and its tokenizer, got no model.tokenizer with a"
-            " ledger; give the folder of a dpft tokenizer run, or privacy.eps."
+            "privacy.total_eps covers a training run and its tokenizer, but no model.tokenizer with"
+            " a ledger is set. Set model.tokenizer to the folder of a dpft tokenizer run, or"
+            " replace the key with privacy.eps.",
+            key="privacy.total_eps",
+            value=guarantee.total_eps,
         )
     delta = guarantee.delta
     if delta is None:
@@ -306,9 +309,11 @@ def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[M
     norms = [phase for phase in phases if phase.max_grad_norm is not None]
     if norms and config.privacy.clips is None:
         raise InputError(
-            f"privacy=none clips no gradient, got {norms[0].max_grad_norm:g} as the clipping norm"
-            f" of the method's phase {norms[0].method}; drop one of the two, or clip without noise"
-            " by privacy.max_grad_norm=NORM too."
+            f"privacy=none clips no gradient, but phase {norms[0].method} of the method has the"
+            f" clipping norm {norms[0].max_grad_norm:g}. Remove one of the two, or set"
+            " privacy.max_grad_norm=NORM to clip without noise.",
+            key="privacy",
+            value="none",
         )
     return phases
 

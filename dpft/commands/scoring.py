@@ -81,7 +81,11 @@ def score_model(
         # Records held out are scored like those trained on: without those that cannot be read.
         scored = {HELD_OUT: encoding.readable(scored[HELD_OUT])}
         if not scored[HELD_OUT]:
-            raise InputError("eval.held_out left no record that can be read; correct the records.")
+            raise InputError(
+                "eval.held_out selected no record that can be read. Correct the records.",
+                key="eval.held_out",
+                value=config.eval.held_out,
+            )
     outputs = ModelOutputs(
         model=model,
         encoding=encoding,

@@ -155,8 +155,10 @@ def divide(
         return Division(kept=range(len(data.examples)), scored=scored)
     if has_split(config.task, config.eval.split):
         raise InputError(
-            f"the data hold a {config.eval.split} split to score, so nothing can be held out; drop"
-            " eval.held_out, or give the training split alone."
+            f"eval.held_out has no use here, because the data contains a {config.eval.split} split"
+            " to score. Remove the key, or provide only the training split.",
+            key="eval.held_out",
+            value=config.eval.held_out,
         )
     key = key or new_key()
     kept, held = _sides(data, config.eval.held_out, key)
@@ -176,22 +178,29 @@ def records_to_score(config: EvaluateConfig, check: Check = accept_all) -> dict[
         return {part: load_examples(config.task, part, check) for part in parts}
     if config.run is None:
         raise InputError(
-            "eval.held_out needs run=RUN, the run that held the records out; other records are"
-            " scored from a folder, task.data_dir=DIR."
+            "eval.held_out needs run=RUN, the run that held the records out. To score other"
+            " records, remove the key and set task.data_dir=DIR.",
+            key="eval.held_out",
+            value=config.eval.held_out,
         )
     trained = saved_run(config.run)
     if trained.eval.held_out != config.eval.held_out:
         raise InputError(
-            f"eval.held_out must stay as the run had it, {trained.eval.held_out}, got"
-            f" {config.eval.held_out}: other records were trained on; drop it."
+            f"eval.held_out must be {trained.eval.held_out} as in the run, got"
+            f" {config.eval.held_out}, which selects records that the run trained on. Remove the"
+            " key.",
+            key="eval.held_out",
+            value=config.eval.held_out,
         )
     data = load_training_data(trained.replace(task=config.task), check)
     key, before = held_out_key(Path(config.run))
     if not hmac.compare_digest(known_by(data, key), before):
         raise InputError(
-            "eval.held_out needs the records that the run was given, in the same order and by the"
-            " same templates, got others, among which some that were trained on might be scored;"
-            " give the same again, or score other records from a folder with eval.held_out=null."
+            "eval.held_out needs the records of the run, in the same order and with the same"
+            " templates, because training records might be scored otherwise. Restore the records,"
+            " or score other records with eval.held_out=null and task.data_dir=DIR.",
+            key="eval.held_out",
+            value=config.eval.held_out,
         )
     _, held = _sides(data, config.eval.held_out, key)
     return {HELD_OUT: list(data.only(held).examples)}
@@ -206,9 +215,11 @@ def is_unscored(config: TrainConfig) -> bool:
 def _sides(data: TrainingData, fraction: float, key: bytes) -> tuple[Sequence[int], Sequence[int]]:
     kept, held = split_held_out(_units(data), fraction, key)
     if not kept or not held:
-        side, way = ("trained on", "lower") if not kept else ("scored", "raise")
+        use, way = ("train on", "Lower") if not kept else ("score", "Raise")
         raise InputError(
-            f"eval.held_out={fraction} left no record to be {side}; {way} it, or give more records."
+            f"eval.held_out={fraction} leaves no record to {use}. {way} it, or use more records.",
+            key="eval.held_out",
+            value=fraction,
         )
     return array("q", kept), held
 
@@ -231,6 +242,7 @@ def held_out_key(run: Path) -> tuple[bytes, str]:
         return bytes.fromhex(key), before
     except (OSError, ValueError):
         raise InputError(
-            f"{path} must hold the key by which records were held out, and cannot be read; without"
-            " it they cannot be told from those trained on."
+            f"{path} must contain the key by which records were held out, but it cannot be read."
+            " Without the key, held-out records cannot be distinguished from training records.",
+            key=str(path),
         ) from None

@@ -328,7 +328,6 @@ def check_base(saved: Path, model: ModelConfig) -> None:
         actual = None
     if actual != recorded:
         raise StateError(
-            f"{origin(model)} must be the model that the run trained on, whose digest is in"
-            f" {saved / TENSORS}, got another; put its weights, or the run's config.yaml, back as"
-            " they were."
+            f"{origin(model)} is not the model that the run trained on, because its digest differs"
+            f" from the one in {saved / TENSORS}. Restore its weights, or the run's config.yaml."
         )

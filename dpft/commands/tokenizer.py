@@ -112,8 +112,10 @@ def make_tokenizer(
             stack.enter_context(hold_run(folder))
             if not command.privacy.promises:
                 raise InputError(
-                    f"resume needs a run with a noisy histogram, got {str(folder)!r}, made with"
-                    " privacy=none; make another vocabulary anew: it costs nothing."
+                    f"resume needs a run with a noisy histogram, but {str(folder)!r} was made with"
+                    " privacy=none. Make another vocabulary without resume, which costs nothing.",
+                    key="resume",
+                    value=str(folder),
                 )
         else:
             # 1. The words are counted, and the noise is planned from public numbers alone.
@@ -144,7 +146,8 @@ def make_tokenizer(
             recorded = read_json(folder / PRIVACY) if (folder / PRIVACY).exists() else {}
             if recorded.get("histogram_sha256", digest) != digest:
                 raise StateError(
-                    f"{folder / HISTOGRAM} is not what the run released; put it back as it was."
+                    f"{folder / HISTOGRAM} is not the histogram that the run released. Restore the"
+                    " original file."
                 )
             dump(command.replace(resume=None), folder / CONFIGURATION)
         words = read_histogram(folder)
@@ -172,14 +175,30 @@ def make_tokenizer(
 
         # 5. The pieces are made of the released words only, and the report is completed.
         if not words:
-            raise InputError(_failure(folder, "no word reached the threshold", mechanism, 0))
+            raise InputError(
+                f"No word reached the threshold of {mechanism.threshold:.6g}, and the run has spent"
+                f" epsilon = {eps_text(mechanism.epsilon)}. Start again with a larger epsilon, more"
+                " records, or caps closer to the number of words in a record.",
+                key="privacy.eps",
+                value=command.privacy.eps,
+            )
+        cost = (
+            f"The histogram of {len(words)} words above the threshold of {mechanism.threshold:.6g}"
+            f" has cost epsilon = {eps_text(mechanism.epsilon)}; another vocabulary of it costs"
+            " nothing more."
+        )
+        another = f"dpft tokenizer {in_shell('resume', folder)} tokenizer.vocab_size=NUMBER"
         try:
             pieces = write_tokenizer(command, folder, folder / HISTOGRAM)
         except VocabularyError as error:
-            raise InputError(_failure(folder, str(error), mechanism, len(words))) from None
+            raise InputError(
+                f"{_reason(error)} {cost}",
+                key="tokenizer.vocab_size",
+                value=command.tokenizer.vocab_size,
+                hint=another,
+            ) from None
         except RunError as error:
-            reason = str(error).rstrip(".")
-            raise RunError(_failure(folder, reason, mechanism, len(words))) from None
+            raise RunError(f"{error} {cost} Try: {another}") from None
         return write_reports(record.replace(pieces=pieces), folder)
 
 
@@ -220,9 +239,11 @@ def plan_histogram(command: TokenizerCommand, size: PublicSize) -> HistogramPlan
         noise_std = noise_std_for(eps=privacy.eps, l2_cap=tokenizer.l2_cap, delta=delta)
     if noise_std < RESOLUTION:
         raise InputError(
-            f"the noise on each count must be at least 2^-16 = {RESOLUTION:.3g}, to which counts"
-            f" are rounded, got {noise_std:.3g}; raise tokenizer.l2_cap or tokenizer.noise_std, or"
-            " lower privacy.eps."
+            f"The noise on each count must be at least 2^-16 = {RESOLUTION:.3g}, to which counts"
+            f" are rounded, got {noise_std:.3g}. Raise tokenizer.l2_cap or tokenizer.noise_std, or"
+            " lower privacy.eps.",
+            key="tokenizer.noise_std",
+            value=noise_std,
         )
     for warning in delta_warnings(delta, size.num_examples, source=delta_source):
         logger.warning(warning)
@@ -252,10 +273,11 @@ def plan_histogram(command: TokenizerCommand, size: PublicSize) -> HistogramPlan
     words = mechanism.most_words_expected(size.num_examples)
     if words < HOPELESS:
         raise InputError(
-            f"words must be able to reach the threshold of {mechanism.threshold:.6g}, got"
-            f" {size.num_examples} records (units), of whose words {words:.2g} are to be expected"
-            " there at most; give more epsilon, more records, or caps nearer to what a record has."
-            " Nothing was spent."
+            f"With {size.num_examples} records (units), at most {words:.2g} words are expected to"
+            f" reach the threshold of {mechanism.threshold:.6g}, so nothing was spent. Use a larger"
+            " epsilon, more records, or caps closer to the number of words in a record.",
+            key="privacy.eps",
+            value=privacy.eps,
         )
     if tokenizer.vocab_size > PIECES_OF_A_WORD * words:
         logger.warning(
@@ -293,13 +315,17 @@ def make_without_privacy(
     pairs = zip(counted.words, counted.counts.astype(int).tolist(), strict=True)
     lines = histogram_lines((word, count) for word, count in pairs if not is_special(word))
     if not lines:
-        raise InputError("the training records must have a word, got none; give other records.")
+        raise InputError("The training records contain no word. Use other records.", key=None)
     histogram = private_path(folder, EXACT_HISTOGRAM)
     write_text(histogram, lines, mode=0o600)
     try:
         pieces = write_tokenizer(command, folder, histogram, private=False)
     except VocabularyError as error:
-        raise InputError(f"{error}: the words of the records allow no other number.") from None
+        raise InputError(
+            f"{_reason(error)} The training records set this limit.",
+            key="tokenizer.vocab_size",
+            value=command.tokenizer.vocab_size,
+        ) from None
     record = OpenVocabulary(
         num_examples=size.num_examples,
         num_examples_source=size.source,
@@ -331,8 +357,8 @@ def release_histogram(
         except OSError as error:
             raise RunError(
                 f"{folder / HISTOGRAM} could not be written ({error.strerror}), and epsilon ="
-                f" {eps_text(mechanism.epsilon)} stands spent: mend that, begin anew in another"
-                " folder, and compose both by dpft account runs=[FIRST,SECOND]."
+                f" {eps_text(mechanism.epsilon)} is spent. Fix the cause, start again in another"
+                " folder, and compute the cost of both with dpft account 'runs=[FIRST,SECOND]'."
             ) from error
         ledger.close()
     write_summary(folder, counted, words)
@@ -372,7 +398,10 @@ def closed_ledger(folder: Path) -> LedgerRecord:
     if not path.exists():
         raise InputError(
             f"resume must be the folder of a dpft tokenizer run, got {str(folder)!r}, which"
-            f" {what_lacks(folder, LEDGER)}; give the folder that dpft tokenizer named."
+            f" {what_lacks(folder, LEDGER)}.",
+            key="resume",
+            value=str(folder),
+            hint="resume=outputs/DATE/TIME",
         )
     record = read_ledger(path)
     if record.steps == 1 and not record.closed and (folder / HISTOGRAM).exists():
@@ -382,14 +411,18 @@ def closed_ledger(folder: Path) -> LedgerRecord:
         record = read_ledger(path)
     if not record.steps:
         raise InputError(
-            f"{path} has no whole step: the run broke off before it drew any noise, and spent"
-            " nothing. Begin anew without resume, in another folder."
+            f"{path} has no whole step: the run was interrupted before it drew any noise, and spent"
+            " nothing. Start again without resume, in another folder.",
+            key="resume",
+            value=str(folder),
         )
     if not record.closed:
         raise InputError(
-            f"{path} has the line of a histogram that was never written: the run broke off, and"
-            " its epsilon stands spent. Begin anew without resume, and compose both by"
-            " dpft account runs=[FIRST,SECOND]."
+            f"{path} records a histogram that was never written: the run was interrupted, and its"
+            " epsilon is spent. Start again without resume, and compute the cost of both runs.",
+            key="resume",
+            value=str(folder),
+            hint="dpft account 'runs=[FIRST,SECOND]'",
         )
     return record
 
@@ -402,7 +435,7 @@ def read_histogram(folder: Path) -> list[tuple[str, int]]:
         pairs = [line.split("\t") for line in lines]
         return [(word, int(count)) for word, count in pairs]
     except (OSError, ValueError) as error:
-        raise StateError(f"{path} is gone or damaged; put it back as it was.") from error
+        raise StateError(f"{path} is missing or damaged. Restore the original file.") from error
 
 
 def write_tokenizer(
@@ -443,18 +476,9 @@ def write_tokenizer(
     )
 
 
-def _failure(folder: Path, fault: str, mechanism: GaussianHistogram, num_words: int) -> str:
-    """Return why there is no vocabulary, what was spent nevertheless, and how to go on."""
-    ways_out = (
-        f"go on at no further cost by dpft tokenizer {in_shell('resume', folder)}"
-        " tokenizer.vocab_size=NUMBER"
-        if num_words
-        else "begin anew with more epsilon, more records, or caps nearer to what a record has"
-    )
-    return (
-        f"{fault}; {num_words} words reached the threshold of {mechanism.threshold:.6g}, and"
-        f" epsilon = {eps_text(mechanism.epsilon)} stands spent: {ways_out}."
-    )
+def _reason(error: VocabularyError) -> str:
+    """Return the sentence of the error's fault, without its hint."""
+    return error.faults[0].message.rstrip(".") + "."
 
 
 def write_reports(record: Vocabulary, folder: Path) -> Answer:

@@ -147,8 +147,11 @@ def train(
     """
     if command.launch.name != "none":
         raise InputError(
-            f"launch={command.launch.name} is for the command line, got it from Python; start the"
-            " program's processes by torchrun, and have each call dpft.train with parallel=ddp."
+            f"launch={command.launch.name} works only on the command line. In Python, start the"
+            " processes of your program with torchrun, and call dpft.train with parallel=ddp in"
+            " each.",
+            key="launch",
+            value=command.launch.name,
         )
     check_sharding(command.settings())
     quiet_transformers()

@@ -51,8 +51,10 @@ def make_training_set(
     encoded = encode_records(config, records, owners, encoding, unit_key=unit_key)
     if not any(encoded.usable):
         raise InputError(
-            f"the training records of task {config.task.name} must have an answer to learn, and"
-            " every one of them is empty; check the task's columns and templates."
+            f"The training records of task={config.task.name} have no answer to learn, because each"
+            " answer is empty. Check the columns and templates of the task.",
+            key="task",
+            value=config.task.name,
         )
     return TrainingSet(
         examples=encoded.rows,
@@ -135,8 +137,10 @@ def check_canaries(canaries: Sequence[Canary], task: Task, encoding: Encoding) -
     records = (canary.record(task) for canary in canaries)
     if any(map(encoding.cuts, records)):
         raise InputError(
-            f"task.max_length must have room for the canaries, got {task.longest}; raise it,"
-            " or lower audit.canary_words or audit.suffix_words."
+            f"task.max_length must have room for the canaries, got {task.longest}. Raise it, or"
+            " lower audit.canary_words or audit.suffix_words.",
+            key="task.max_length",
+            value=task.longest,
         )
 
 

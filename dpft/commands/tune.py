@@ -203,8 +203,8 @@ def run(command: TuneCommand, folder: Path, *, composed: Composed | None = None)
                     scores[path] = trial_score.score
         if not scores:
             raise RunError(
-                f"the search ended without a single score; the logs in {folder / TUNING}, which"
-                " must not be released, say why."
+                f"No trial of the search has a score. The logs in {folder / TUNING}, which must not"
+                " be released, contain the reasons."
             )
 
         # 4. The best trial: the first of equal ones, which are drawn alike, so that is any of them.
@@ -263,8 +263,11 @@ def score_metric(command: TuneCommand) -> MetricSpec:
     usable = [key for key, spec in specs.items() if spec.better is not None]
     if name not in usable:
         raise InputError(
-            f"tune.metric must be one of task.metrics with a better end ({', '.join(usable)}), got"
-            f" {name or None!r}; set tune.metric or task.metrics."
+            "tune.metric must be one of task.metrics that is maximized or minimized"
+            f" ({', '.join(usable)}), got {name or None!r}. Change tune.metric or task.metrics.",
+            key="tune.metric",
+            value=name or None,
+            hint=f"tune.metric={usable[0]}" if usable else None,
         )
     return specs[name]
 
@@ -281,8 +284,10 @@ def check_same_records(command: TuneCommand, search: Search) -> None:
     data = _training_data(command.settings())
     if not hmac.compare_digest(known_by(data, bytes.fromhex(search.key)), search.fingerprint):
         raise InputError(
-            "resume must go on with the training records that the search began with, got others;"
-            " put them back as they were, or begin a new search."
+            "resume needs the training records that the search began with, but these records"
+            " differ. Restore the records, or start a new search.",
+            key="resume",
+            value=command.resume,
         )
 
 
@@ -345,11 +350,15 @@ def run_trial(
         raise OSError(not_writable.errno, not_writable.strerror, str(path.parent))
     if outcome.exit_code == InputError.exit_code:
         raise InputError(
-            f"the search must find everything as it began, and a trial in {path.parent} was"
-            " refused; its log says why: mend that and go on, or begin a new search."
+            f"A trial in {path.parent} was rejected because its inputs changed after the search"
+            " began. Fix the cause, which the trial's log contains, and resume, or start a new"
+            " search.",
+            key=str(path.parent),
         )
     if outcome.exit_code == StateError.exit_code:
-        raise StateError(f"the state of a trial in {path.parent} is damaged; its log says where.")
+        raise StateError(
+            f"The state of a trial in {path.parent} is damaged. The trial's log names the file."
+        )
     return outcome.exit_code
 
 
@@ -441,9 +450,9 @@ def check_spent(search: Search, folder: Path) -> None:
         spent = read_spent(str(trial), trial=True)
         if spent.ledger.steps > spent.plan.steps:
             raise StateError(
-                f"a trial in {trial.parent} has taken {spent.ledger.steps} noisy steps of"
-                f" {spent.plan.steps} planned, so that the bound of the search does not hold;"
-                " begin a new search."
+                f"A trial in {trial.parent} has taken {spent.ledger.steps} noisy steps of"
+                f" {spent.plan.steps} planned, so the bound of the search does not hold. Start a"
+                " new search."
             )
 
 
@@ -464,9 +473,11 @@ def resumed_search(folder: str) -> TuneCommand:
     path = Path(folder) / TUNE_CONFIGURATION
     if not path.is_file():
         raise InputError(
-            f"resume must be the folder of a dpft tune, got {folder!r}, which"
-            f" {what_lacks(Path(folder), TUNE_CONFIGURATION)}; give the folder that the search"
-            " named."
+            f"resume must be the folder of a dpft tune run, got {folder!r}, which"
+            f" {what_lacks(Path(folder), TUNE_CONFIGURATION)}.",
+            key="resume",
+            value=folder,
+            hint="resume=outputs/DATE/TIME",
         )
     saved = load_saved(path, TuneCommand)
     return saved.replace(resume=folder, model=kept_here(saved.model, Path(folder)))

@@ -85,27 +85,46 @@ class AccountConfig(Section):
 
     def _check_head(self) -> None:
         if self.head is not None and self.run is None:
-            raise InputError("head needs run=RUN, the run of that ledger, got none; give it.")
+            raise InputError(
+                "head needs run=RUN, the run that the ledger belongs to.",
+                key="head",
+                value=self.head,
+                hint="run=outputs/2026-01-31/12-00-00",
+            )
         if self.head is not None and not re.fullmatch(f"[0-9a-f]{{{HEAD_LENGTH}}}", self.head):
             raise InputError(
-                f"head must be {HEAD_LENGTH} hexadecimal digits in lower case, as the run printed"
-                f" it, got {self.head!r}."
+                f"head must be {HEAD_LENGTH} lowercase hexadecimal digits, as the run printed them,"
+                f" got {self.head!r}.",
+                key="head",
+                value=self.head,
             )
 
     def _check_runs(self) -> None:
         check_exactly_one(run=self.run, runs=self.runs)
         for name in ("leave_out", "data_id"):
             if self.runs is None and getattr(self, name) is not None:
-                raise InputError(f"{name} needs runs=DIR, got run={self.run}; drop it.")
+                raise InputError(
+                    f"{name} has no effect with run={self.run}, because it selects among several"
+                    " runs. Remove the key, or give runs=DIR instead of run.",
+                    key=name,
+                    value=getattr(self, name),
+                )
         if self.run is None and not self.run_folders:
-            raise InputError("runs must name a folder at least, got none; give runs=[A,B].")
+            raise InputError(
+                "runs must name at least one folder, got none.",
+                key="runs",
+                value=self.runs,
+                hint="'runs=[A,B]'",
+            )
         key = "runs" if self.run is None else "run"
         others = [name for name in _NUMBERS if getattr(self, name) not in (None, False)]
         others += ["mechanism"] if self.mechanism.makes.has_streams else []
         if others:
             raise InputError(
-                f"{key} takes its numbers from the ledger, got {', '.join(others)} too; drop"
-                f" {'it' if len(others) == 1 else 'them'}, or drop {key}."
+                f"{key} takes its numbers from the ledger, got {', '.join(others)} too. Remove"
+                f" {'it' if len(others) == 1 else 'them'}, or remove {key}.",
+                key=others[0],
+                value=getattr(self, others[0]),
             )
 
     def _check_numbers(self) -> None:
@@ -116,7 +135,12 @@ class AccountConfig(Section):
         )
         if self.to is not None:
             if not self.curve:
-                raise InputError("to needs curve=true, got curve=false; give it.")
+                raise InputError(
+                    "to needs curve=true, got curve=false.",
+                    key="to",
+                    value=self.to,
+                    hint="curve=true",
+                )
             check_plot(self.to)
         self._check_mechanism()
 
@@ -125,12 +149,16 @@ class AccountConfig(Section):
             return
         if self.curve:
             raise InputError(
-                f"curve needs mechanism=dp_sgd, got mechanism={self.mechanism.name}; drop one."
+                f"curve needs mechanism=dp_sgd, got mechanism={self.mechanism.name}.",
+                key="curve",
+                value=True,
+                hint="mechanism=dp_sgd",
             )
         if self.num_examples is None:
             raise InputError(
-                f"num_examples must be given with mechanism={self.mechanism.name}, got none; give"
-                " it."
+                f"num_examples is required with mechanism={self.mechanism.name}.",
+                key="num_examples",
+                hint="num_examples=1000",
             )
 
 
@@ -144,5 +172,10 @@ def check_exactly_one(**values: object) -> None:
     """Reject two keys unless exactly one of them is given."""
     given_keys = [name for name, value in values.items() if value is not None]
     if len(given_keys) != 1:
-        hint = "both; drop one of them." if given_keys else f"neither. Try: {next(iter(values))}=3"
-        raise InputError(f"exactly one of {' and '.join(values)} must be given, got {hint}")
+        first, which = next(iter(values)), "both" if given_keys else "neither"
+        raise InputError(
+            f"exactly one of {' and '.join(values)} must be given, got {which}.",
+            key=first,
+            value=values[first],
+            hint=None if given_keys else f"{first}=3",
+        )

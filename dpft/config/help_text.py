@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from dpft.config.hydra_compose import compose
 from dpft.config.keys import MISSING, join_key, key_of, nearest, quoted
 from dpft.config.section import Section, section_class
-from dpft.errors import InputError
+from dpft.errors import Fault, InputError
 from dpft.strict_model import description, type_text
 
 _END = re.compile(r"(?<!\bal)(?<!\be\.g)\.(?=\s|$)")
@@ -287,12 +287,16 @@ def written(value: Any) -> str:
     return json.dumps(value)
 
 
-def _unknown(name: str, command: ComposedCommand, keys: Sequence[Key]) -> str:
+def _unknown(name: str, command: ComposedCommand, keys: Sequence[Key]) -> Fault:
     sections = {key.name.partition(".")[0] for key in keys}
     near = nearest(name, {*command.choices, *sections, *(key.name for key in keys)})
     groups = ", ".join(group for group in command.choices if "@" not in group)
-    hint = f"did you mean {near}?" if near else f"groups are {groups}."
-    return f"dpft {command.name} --help {name}: there is no such group or key; {hint}"
+    return Fault(
+        f"dpft {command.name} --help {name}: there is no such group or key."
+        + ("" if near else f" Its groups are {groups}."),
+        key=name,
+        hint=near and f"dpft {command.name} --help {near}",
+    )
 
 
 def purpose(file: Path) -> str:

@@ -45,7 +45,7 @@ from dpft.config.keys import (
 )
 from dpft.config.load import config_directory
 from dpft.config.removed import removed_key
-from dpft.errors import InputError
+from dpft.errors import Fault, InputError
 from dpft.run_folder import CONFIGURATION, HYDRA, OVERRIDES
 
 
@@ -105,8 +105,12 @@ def check_groups(overrides: Sequence[str]) -> None:
         if not all(isinstance(value, str | QuotedString | Glob | dict) for value in values):
             options = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
             faults.append(
-                f"{word} must name an option of the group {group}; leave it out, or choose"
-                f" {'one of ' * bool(options)}{options or 'an option'}."
+                Fault(
+                    f"{word} must name an option of the group {group}. Omit it, or choose"
+                    f" {'one of ' * bool(options)}{options or 'an option'}.",
+                    key=group,
+                    value=word.partition("=")[2],
+                )
             )
     if faults:
         raise InputError(*faults)
@@ -141,16 +145,18 @@ def as_input_error(
         return InputError(_unknown_option(error))
     if isinstance(error, OverrideParseException):
         return InputError(
-            f"cannot read the argument {error.override!r}, because only ASCII letters, digits and"
-            r" $%*+-./:?@\_| may stand in a value without quotes; quote it for the shell and for"
-            f" Hydra: {_quoted_override(str(error.override))}"
+            f"cannot read the argument {error.override!r}. A value without quotes can contain only"
+            r" ASCII letters, digits and $%*+-./:?@\_|, so quote it for the shell and for Hydra.",
+            key=key_of(str(error.override)),
+            hint=_quoted_override(str(error.override)),
         )
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         if isinstance(cause.parent_node, DictConfig) and not cause.parent_node:
             mapping = cause.full_key.rpartition(".")[0]
             return InputError(
-                f"{mapping} has no entry to change, got {cause.full_key}; add entries as"
-                f" '+{mapping}={{NAME: VALUE}}'."
+                f"{mapping} has no entry to change, got {cause.full_key}. Add an entry instead.",
+                key=cause.full_key,
+                hint=f"'+{mapping}={{NAME: VALUE}}'",
             )
         value_by_key = {key_of(word): word.partition("=")[2] for word in words}
         keys = set(known_keys)
@@ -159,10 +165,10 @@ def as_input_error(
             keys.update(dotted_keys(cause.parent_node._get_root()))
         return InputError(unknown_key(cause.full_key, keys, value=value_by_key.get(cause.full_key)))
     if isinstance(cause, ValidationError) and cause.full_key:
-        return InputError(f"{cause.full_key}: {_first_line(cause)}")
+        return InputError(f"{cause.full_key}: {_first_line(cause)}", key=cause.full_key)
     messages = [" ".join(str(part).split()) for part in (error, cause) if part is not None]
     reasons = "; ".join(dict.fromkeys(part for part in messages if part))
-    return InputError(f"the configuration cannot be composed: {reasons}")
+    return InputError(f"the configuration cannot be composed: {reasons}", key=None)
 
 
 def _quoted_override(override: str) -> str:
@@ -197,20 +203,29 @@ def full_errors() -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = before
 
 
-def _unknown_option(error: MissingConfigException) -> str:
-    """Returns the sentence for ``GROUP=OPTION`` with no such option."""
+def _unknown_option(error: MissingConfigException) -> Fault:
+    """Return the fault of ``GROUP=OPTION`` with no such option."""
     group, slash, option = (error.missing_cfg_file or "").rpartition("/")
     if not slash or not error.options:
-        return f"the configuration cannot be composed: {_first_line(error)}"
+        return Fault(f"the configuration cannot be composed: {_first_line(error)}", key=None)
     if group == "hydra/launcher" and option in LAUNCHERS:
-        return f"{group}={option} needs a plugin of Hydra; pip install {LAUNCHERS[option]}."
+        return Fault(
+            f"{group}={option} needs a plugin of Hydra, which is not installed.",
+            key=group,
+            value=option,
+            hint=f"pip install {LAUNCHERS[option]}",
+        )
     removed = removed_key(f"{group}={option}")
     if removed:
-        return removed
+        return Fault(removed, key=group, value=option)
     near = nearest(option, error.options)
-    options = f"choose one of {', '.join(sorted(error.options))}."
-    hint = f"did you mean {group}={near}?" if near else options
-    return f"{group}={option}: there is no such {group}; {hint}"
+    options = "" if near else f" Choose one of {', '.join(sorted(error.options))}."
+    return Fault(
+        f"{group}={option}: there is no such {group}.{options}",
+        key=group,
+        value=option,
+        hint=near and f"{group}={near}",
+    )
 
 
 def dotted_keys(node: Any, parent: str = "") -> list[str]:

@@ -217,15 +217,14 @@ def unknown_key(key: str, known_keys: Iterable[str], *, value: object = None) ->
         return Fault(removed, key=key, value=value)
     keys = set(known_keys)
     if key in keys:
-        hint = f"++{key}={'VALUE' if value is None else value}"
-        message = f"configuration key {key} is not part of this composition. Try: {hint}"
+        hint = shlex.quote(f"++{key}={'VALUE' if value is None else value}")
+        message = f"configuration key {key} is not part of this composition."
         return Fault(message, key=key, value=value, hint=hint)
     near = nearest_keys(key, keys)
     if near:
-        hint = near[0] if value is None else shlex.quote(f"{near[0]}={value}")
-        others = "".join(f" or {other}" for other in near[1:])
-        message = f"unknown configuration key {key}; did you mean {hint}{others}?"
-        return Fault(message, key=key, value=value, hint=hint)
+        assignment = None if value is None else shlex.quote(f"{near[0]}={value}")
+        message = f"unknown configuration key {key}; did you mean {' or '.join(near)}?"
+        return Fault(message, key=key, value=value, hint=assignment)
     parent = key.rpartition(".")[0]
     siblings = sorted(k for k in keys if k.rpartition(".")[0] == parent)
     names = ", ".join(siblings or sorted(k for k in keys if "." not in k))

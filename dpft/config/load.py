@@ -55,16 +55,15 @@ def load(cfg: DictConfig, root: type[Config]) -> Config:
         # "Interpolation key 'task.eval_split' not found"
         missing = str(error.msg).split("'")[1]
         raise InputError(
-            Fault(
-                f"Missing required key {missing}, from which {error.full_key} takes its value."
-                f" Try: {missing}=VALUE",
-                key=missing,
-                hint=f"{missing}=VALUE",
-            )
+            f"Missing required key {missing}, from which {error.full_key} takes its value.",
+            key=missing,
+            hint=f"{missing}=VALUE",
         ) from None
     except OmegaConfBaseException as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"the configuration cannot be resolved: {reason}") from error
+        raise InputError(
+            f"the configuration cannot be resolved: {reason}", key=error.full_key
+        ) from error
 
 
 def from_values(values: Any, root: type[Config]) -> Config:
@@ -77,13 +76,17 @@ def from_values(values: Any, root: type[Config]) -> Config:
         InputError: All keys that are unknown, missing, or have a wrong value.
     """
     if not isinstance(values, Mapping):
-        raise InputError("the configuration must be a mapping of keys to values.")
+        raise InputError(
+            "the configuration must be a mapping of keys to values.", key=None, value=values
+        )
     value_by_key = leaves(values)
     removed = [
-        removed_key(f"{key}={value}") or removed_key(key) for key, value in value_by_key.items()
+        Fault(message, key=key, value=value)
+        for key, value in value_by_key.items()
+        if (message := removed_key(f"{key}={value}") or removed_key(key))
     ]
-    if any(removed):
-        raise InputError(*filter(None, removed))
+    if removed:
+        raise InputError(*removed)
     present = _as_given(values, root)
     try:
         return root.model_validate_json(json.dumps(present))
@@ -122,7 +125,9 @@ def load_saved(path: Path, root: type[Config]) -> Config:
     _drop_removed_keys(values)
     if isinstance(values, Mapping) and VOCABULARY in set(values) - set(root.model_fields):
         raise InputError(
-            f"{path.parent} is of dpft tokenizer, which trains no model; give a run of dpft train."
+            f"{path.parent} is a run of dpft tokenizer, which trains no model. Give a run of dpft"
+            " train.",
+            key=str(path.parent),
         )
     return from_values(values, root)
 
@@ -163,23 +168,28 @@ def config_directory() -> Path:
             return place
     raise InputError(
         f"dpft's configurations are neither in {places[0]} (an installed wheel) nor in "
-        f"{places[1]} (a checkout); install dpft again."
+        f"{places[1]} (a checkout). Install dpft again.",
+        key=str(places[0]),
     )
 
 
 def published_num_train_examples(task: str) -> int:
-    """Returns the published number of training examples of a task, from conf/task."""
+    """Return the published number of training examples of a task, from conf/task."""
+    key = "train.transfer_sample_rate_from"
     folder = config_directory() / "task"
     names = sorted(path.stem for path in folder.glob("*.yaml"))
     if task not in names:
         near = nearest(task, names)
-        hint = f"; did you mean {near}?" if near else f": {', '.join(names)}."
+        choices = "" if near else f" ({', '.join(names)})"
         raise InputError(
-            f"train.transfer_sample_rate_from must name a task, got {task!r}, which is none{hint}"
+            f"{key} must name a task{choices}, got {task!r}.",
+            key=key,
+            value=task,
+            hint=near and f"{key}={near}",
         )
     size = yaml.safe_load((folder / f"{task}.yaml").read_text())["num_train_examples"]
     if not isinstance(size, int):
         raise InputError(
-            f"train.transfer_sample_rate_from must name a task of a published size, got {task}."
+            f"{key} must name a task with a published size, got {task}.", key=key, value=task
         )
     return size

@@ -14,14 +14,22 @@ Names = str | tuple[str, ...] | None
 def check_plot(file: str, *, key: str = "to") -> None:
     """Refuses a file that no plot can be written to."""
     if Path(file).suffix not in PLOTS:
-        raise InputError(f"{key} must be a file named *{' or *'.join(PLOTS)}, got {file!r}.")
+        raise InputError(
+            f"{key} must be a file named *{' or *'.join(PLOTS)}, got {file!r}.",
+            key=key,
+            value=file,
+        )
     check_folder(file, key=key)
 
 
 def check_folder(file: str, *, key: str) -> None:
     """Refuse a file in a folder that does not exist."""
     if not Path(file).parent.is_dir():
-        raise InputError(f"{key} must be in a folder that exists, got {file!r}; make it first.")
+        raise InputError(
+            f"{key} must be in a folder that exists, got {file!r}. Create the folder first.",
+            key=key,
+            value=file,
+        )
 
 
 def listed_names(names: Names) -> tuple[str, ...]:

@@ -62,8 +62,10 @@ def check_scale(metric: str, value: float, key: str) -> None:
     """Refuses a percentage where metrics.json has a fraction."""
     if metric.rpartition(SPLIT_OF_METRIC)[2] in FRACTIONS and abs(value) > 1:
         raise InputError(
-            f"{key} metric {metric} must be at most 1, as in metrics.json, got {value};"
-            " divide a percentage by 100."
+            f"{key} metric {metric} must be at most 1, as in metrics.json, got {value}."
+            " Divide a percentage by 100.",
+            key=key,
+            value=value,
         )
 
 
@@ -127,9 +129,11 @@ class ReferenceMap(Section):
         lengths = [len(row) for row in self.cells]
         if lengths != shape:
             raise InputError(
-                f"reference_maps cells must have a list for each of {len(shape)} rows and a score"
-                f" for each of {len(self.columns.values)} columns, got lists of {lengths} for"
-                f" {self.source}; write null for a score that is not known."
+                f"reference_maps cells of {self.source} must have {len(shape)} rows with"
+                f" {len(self.columns.values)} scores each, got rows of lengths {lengths}. Write"
+                " null for an unknown score.",
+                key="reference_maps",
+                value=lengths,
             )
         for value in (value for row in self.cells for value in row if value is not None):
             check_scale(self.metric, value, "reference_maps")

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from dpft.config.keys import AUTO
+from dpft.config.keys import AUTO, in_shell
 from dpft.config.output_keys import Output
 from dpft.config.references import Reference, ReferenceMap
 from dpft.config.section import ChosenBy, CrossCheck, Root, Section, by_name
@@ -24,6 +24,7 @@ from dpft.privacy.mechanisms.base import MECHANISMS, MechanismConfig
 from dpft.privacy.mechanisms.dp_sgd import DPSGDConfig
 from dpft.privacy.plan import CHUNK, EXAMPLE
 from dpft.privacy.privacy_config import HistogramPrivacy, Privacy, privacy_class
+from dpft.run_folder import PREDICTIONS
 from dpft.strict_model import AtLeastOne, Count, Positive, values_of
 from dpft.tasks.base import Task, chosen_task_class
 from dpft.tasks.corpus import CHUNKS
@@ -43,7 +44,7 @@ AnyTracking = Annotated[TrackingConfig, ChosenBy(by_name(TRACKING.named))]
 def check_complete(task: Task) -> None:
     """Refuses a task of which keys that it needs are not given."""
     if task.lacks is not None:
-        raise InputError(task.lacks)
+        raise InputError(task.lacks, key="task", value=task.name)
 
 
 def check_units_fit(privacy: Privacy, train: TrainingConfig) -> None:
@@ -57,9 +58,11 @@ def check_units_fit(privacy: Privacy, train: TrainingConfig) -> None:
         return  # auto: a micro-batch has room for a unit
     if guarantee.has_units and guarantee.records_per_unit > size:
         raise InputError(
-            "privacy.records_per_unit must be at most train.micro_batch_size"
-            f" ({size}), got {guarantee.records_per_unit}; a unit is clipped as"
-            " one piece: lower the one or raise the other."
+            f"privacy.records_per_unit must be at most train.micro_batch_size ({size}), got"
+            f" {guarantee.records_per_unit}, because a unit is clipped as one piece.",
+            key="privacy.records_per_unit",
+            value=guarantee.records_per_unit,
+            hint=f"train.micro_batch_size={guarantee.records_per_unit}",
         )
 
 
@@ -67,8 +70,11 @@ def check_adaptive_scale(privacy: Privacy, train: TrainingConfig) -> None:
     """Refuses a loss scale that moves by noisy gradients where there are none."""
     if train.adaptive_loss_scale and privacy.guarantee is None:
         raise InputError(
-            "train.adaptive_loss_scale=true needs privacy=dp, whose noisy gradients move the scale,"
-            f" got privacy={privacy.name}; set it to false, which keeps train.loss_scale."
+            "train.adaptive_loss_scale=true needs privacy=dp, because noisy gradients adapt the"
+            f" scale, got privacy={privacy.name}.",
+            key="train.adaptive_loss_scale",
+            value=True,
+            hint="train.adaptive_loss_scale=false",
         )
 
 
@@ -81,17 +87,26 @@ def check_mechanism(
     name = f"mechanism={mechanism.name}"
     if privacy.guarantee is None:
         raise InputError(
-            f"{name} is of noise, got privacy={privacy.name}, which adds none; drop it."
+            f"{name} has no effect with privacy={privacy.name}, which adds no noise. Remove the"
+            " key.",
+            key="mechanism",
+            value=mechanism.name,
         )
     if method.name in mechanism.refuses:
         raise InputError(
-            f"{name} needs another method than {method.name}: {mechanism.refuses[method.name]};"
-            " take mechanism=dp_sgd."
+            f"{name} does not support method={method.name}, because"
+            f" {mechanism.refuses[method.name]}.",
+            key="mechanism",
+            value=mechanism.name,
+            hint="mechanism=dp_sgd",
         )
     if train.adaptive_loss_scale:
         raise InputError(
-            f"{name} needs train.adaptive_loss_scale=false, got true: a step that is left out would"
-            " leave its noise in those after it; set train.loss_scale instead."
+            f"{name} needs a constant loss scale (train.loss_scale), because the noise of a skipped"
+            " step would remain in later steps.",
+            key="train.adaptive_loss_scale",
+            value=True,
+            hint="train.adaptive_loss_scale=false",
         )
 
 
@@ -106,9 +121,11 @@ def check_public_numbers(task: Task, privacy: Privacy) -> None:
     if max(published, configured) > 2 * min(published, configured):
         raise InputError(
             f"privacy.num_examples must be within a factor of 2 of task {task.name}'s"
-            f" {published} published training records, got {configured}; leave it out to take"
-            f" {published}, or name the unit that it counts with privacy.unit=COLUMN, or set"
-            " task.num_train_examples to the records of your own copy."
+            f" {published} published training records, got {configured}. Omit it, name the unit"
+            " that it counts with privacy.unit=COLUMN, or set task.num_train_examples for your own"
+            " copy.",
+            key="privacy.num_examples",
+            value=configured,
         )
 
 
@@ -119,19 +136,27 @@ def check_chunks(task: Task, privacy: Privacy, train: TrainingConfig) -> None:
     key, rows = task.rows_key, task.most_rows
     if privacy.unit == CHUNK and key != CHUNKS:
         raise InputError(
-            f"privacy.unit=chunk is for task=corpus, got task={task.name}; rename a column that is"
-            " called so."
+            f"privacy.unit=chunk needs task=corpus, got task={task.name}. If a column has this"
+            " name, rename the column.",
+            key="privacy.unit",
+            value=privacy.unit,
         )
     if privacy.has_units and rows > 1 and key != CHUNKS:
         raise InputError(
-            f"task.{key} above 1 needs privacy.unit=example, got {privacy.unit}: the views of a"
-            " record are a unit by themselves; drop one."
+            f"task.{key} above 1 needs privacy.unit=example, got {privacy.unit}, because the views"
+            " of a record already form a unit.",
+            key=f"task.{key}",
+            value=rows,
+            hint=f"task.{key}=1",
         )
     size = train.micro_batch_size
     if privacy.unit == EXAMPLE and isinstance(size, int) and rows > max(size, 1):
         raise InputError(
-            f"task.{key} must be at most train.micro_batch_size ({size}), got {rows};"
-            " a record is clipped as one piece: lower the one or raise the other."
+            f"task.{key} must be at most train.micro_batch_size ({size}), got {rows}, because a"
+            " record is clipped as one piece.",
+            key=f"task.{key}",
+            value=rows,
+            hint=f"train.micro_batch_size={rows}",
         )
 
 
@@ -140,8 +165,11 @@ def check_mixture(task: Task, privacy: Privacy) -> None:
     limit = getattr(task, "mixture_limit", None)
     if limit is not None and privacy.guarantee is not None:
         raise InputError(
-            f"task.mixture_limit={limit} needs privacy=none: which rows come first depends on the"
-            " others, so one record more would put another out; set it to null."
+            f"task.mixture_limit={limit} needs privacy=none, because one more record could displace"
+            " another one.",
+            key="task.mixture_limit",
+            value=limit,
+            hint="task.mixture_limit=null",
         )
 
 
@@ -150,8 +178,10 @@ def check_scored_between(config: EvalConfig, parallel: ParallelConfig) -> None:
     key = config.schedule_key
     if key is not None and parallel.shards_model:
         raise InputError(
-            f"{key} needs parallel=none or parallel=ddp, got parallel={parallel.name}: a model in"
-            " shards is scored before and after training alone; drop one."
+            f"{key} needs parallel=none or parallel=ddp, got parallel={parallel.name}. A sharded"
+            " model is scored only before and after training.",
+            key=key,
+            hint=f"{key}=null",
         )
 
 
@@ -159,7 +189,12 @@ def check_start(method: Method, model: ModelConfig) -> None:
     """Refuses a model that does not start as the method needs it to."""
     required = method.required_init
     if required not in (None, model.init):
-        raise InputError(f"method={method.name} needs model.init={required}, got {model.init}.")
+        raise InputError(
+            f"method={method.name} needs model.init={required}, got {model.init}.",
+            key="model.init",
+            value=model.init,
+            hint=f"model.init={required}",
+        )
 
 
 def check_quantization(method: Method, model: ModelConfig, parallel: ParallelConfig) -> None:
@@ -169,15 +204,27 @@ def check_quantization(method: Method, model: ModelConfig, parallel: ParallelCon
     key = f"model.quantization={model.quantization}"
     if not method.trains_beside:
         raise InputError(
-            f"{key} needs a method that leaves the base's weights as they are, such as method=lora,"
-            f" got method={method.name}, which moves them; set model.quantization=none."
+            f"{key} needs a method that freezes the base weights, such as method=lora, got"
+            f" method={method.name}.",
+            key="model.quantization",
+            value=model.quantization,
+            hint="model.quantization=none",
         )
     if method.train_biases:
-        raise InputError(f"{key} needs method.train_biases=false: it freezes a layer's bias, too.")
+        raise InputError(
+            f"{key} needs method.train_biases=false, because it also freezes the biases of its"
+            " layers.",
+            key="method.train_biases",
+            value=True,
+            hint="method.train_biases=false",
+        )
     if parallel.shards_model:
         raise InputError(
-            f"{key} needs parallel=none or parallel=ddp, got parallel={parallel.name}: quantized"
-            " weights are not cut into shards; drop one."
+            f"{key} needs parallel=none or parallel=ddp, got parallel={parallel.name}, because"
+            " quantized weights cannot be sharded.",
+            key="model.quantization",
+            value=model.quantization,
+            hint="parallel=ddp",
         )
 
 
@@ -185,13 +232,18 @@ def check_exposure(task: Task, audit: CanaryConfig) -> None:
     """Refuses canaries whose suffix nobody learns to write."""
     if audit.wanted and not task.has_canaries:
         raise InputError(
-            f"audit.canaries needs a task of texts, got task={task.name}: canaries are words; set"
-            " audit.canaries=0."
+            f"audit.canaries needs a text task, got task={task.name}, because canaries are words.",
+            key="audit.canaries",
+            value=audit.canaries,
+            hint="audit.canaries=0",
         )
     if audit.exposure_canaries and task.answers != TEXTS:
         raise InputError(
-            f"audit.exposure_canaries needs a task whose answers are texts, got task={task.name};"
-            " use audit.canaries."
+            f"audit.exposure_canaries needs a task that generates text, got task={task.name}. Use"
+            " audit.canaries instead.",
+            key="audit.exposure_canaries",
+            value=audit.exposure_canaries,
+            hint="audit.exposure_canaries=0",
         )
 
 
@@ -208,8 +260,11 @@ def check_white_box(method: Method, audit: CanaryConfig) -> None:
     """Refuses to look into steps whose noisy gradient is not one of the model's own weights."""
     if audit.white_box and method.name == "rgp":
         raise InputError(
-            "audit.white_box=true needs a method whose gradient is of the weights themselves, got"
-            " method=rgp; set audit.white_box=false."
+            "audit.white_box=true needs gradients of the model's own weights, which method=rgp does"
+            " not compute.",
+            key="audit.white_box",
+            value=True,
+            hint="audit.white_box=false",
         )
 
 
@@ -305,7 +360,10 @@ class PlanSettings(Section):
 def _refuse_resume(resume: str | None) -> None:
     if resume is not None:
         raise InputError(
-            "plan is of a run that begins, got resume; a run's own plan is in privacy.json."
+            "dpft plan plans a new run and does not take resume. The plan of an existing run is in"
+            " its privacy.json.",
+            key="resume",
+            value=resume,
         )
 
 
@@ -359,16 +417,22 @@ class EvaluateConfig(Section):
     def _check_fields(self) -> None:
         if self.parallel.name != "none" and self.predictions is not None:
             raise InputError(
-                f"predictions needs parallel=none, got parallel={self.parallel.name}: one process"
-                " does it."
+                f"predictions needs parallel=none, got parallel={self.parallel.name}, because one"
+                " process scores the file.",
+                key="parallel",
+                value=self.parallel.name,
+                hint="parallel=none",
             )
         if self.run is None:
             check_complete(self.task)
         check_held_out(self.task, self.eval)
         if self.run is not None and self.predictions is not None:
             raise InputError(
-                "at most one of run and predictions may be given, got both; a run's own "
-                "predictions.jsonl is scored with predictions=RUN/predictions.jsonl."
+                "at most one of run and predictions may be given, got both. To score the texts that"
+                " a run has generated, give only predictions.",
+                key="predictions",
+                value=self.predictions,
+                hint=in_shell("predictions", f"{self.run}/{PREDICTIONS}"),
             )
 
 
@@ -428,14 +492,19 @@ class GenerateConfig(Section):
         if (self.prompts is None) == (self.num is None):
             which = "neither" if self.num is None else "both"
             raise InputError(
-                f"exactly one of prompts=FILE and num=N must be given, got {which}; num is for"
-                " tasks whose whole record was trained on (task.text, or task.prompt and"
-                " task.target with task.learn_prompt=true)."
+                f"exactly one of prompts=FILE and num=N must be given, got {which}. num needs a"
+                " task that trained on whole records (task.text, or task.prompt and task.target"
+                " with task.learn_prompt=true).",
+                key="prompts",
+                value=self.prompts,
             )
         if self.num is not None and not self.decode.draws:
             raise InputError(
                 f"num needs decode=nucleus, got decode.strategy={self.decode.strategy}, which"
-                " writes the same record every time."
+                " generates the same record every time.",
+                key="num",
+                value=self.num,
+                hint="decode=nucleus",
             )
 
 
@@ -472,13 +541,18 @@ class TokenizerCommand(Section):
         if self.privacy.promises and has_eps == noise:
             raise InputError(
                 "exactly one of privacy.eps and tokenizer.noise_std must be given, got"
-                f" {'both' if has_eps else 'neither'}. Give privacy.eps=EPSILON, or choose"
-                " privacy=none for a vocabulary without privacy."
+                f" {'both' if has_eps else 'neither'}. For a vocabulary without privacy, use"
+                " privacy=none.",
+                key="privacy.eps",
+                value=self.privacy.eps,
+                hint=None if has_eps else "privacy.eps=3",
             )
         if noise and not self.privacy.promises:
             raise InputError(
-                "privacy=none makes a vocabulary without noise and has no tokenizer.noise_std, got"
-                " both; drop one of the two."
+                "tokenizer.noise_std has no effect with privacy=none, which adds no noise. Remove"
+                " the key.",
+                key="tokenizer.noise_std",
+                value=self.tokenizer.noise_std,
             )
 
 

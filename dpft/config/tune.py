@@ -45,17 +45,25 @@ class SearchSpace(Section):
         for key, values in space.items():
             if key.partition(".")[0] not in SECTIONS and key not in CLIPPING:
                 raise InputError(
-                    f"tuning.space may hold keys of {', '.join(SECTIONS)} and"
-                    f" {', '.join(CLIPPING)}, got {key}: it is the same in every trial."
+                    f"tuning.space can contain keys of {', '.join(SECTIONS)} and"
+                    f" {', '.join(CLIPPING)}, got {key}, which must be the same in every trial.",
+                    key=f"tuning.space.{key}",
+                    value=values,
                 )
             if key in TOKENIZER_KEYS:
                 raise InputError(
-                    f"tuning.space may not hold {key}: each tokenizer has a cost of its own, and"
-                    " the search's report would have that of one; give one for all trials."
+                    f"tuning.space must not contain {key}, because each tokenizer has its own"
+                    " privacy cost and the search reports only one. Set the key for all trials.",
+                    key=f"tuning.space.{key}",
+                    value=values,
+                    hint=f"{key}=VALUE",
                 )
             if not isinstance(values, list) or not values:
                 raise InputError(
-                    f"tuning.space.{key} must be a list of at least one value, got {values!r}."
+                    f"tuning.space.{key} must be a list of at least one value, got {values!r}.",
+                    key=f"tuning.space.{key}",
+                    value=values,
+                    hint=f"'tuning.space.{key}=[A,B]'",
                 )
         return space
 
@@ -65,8 +73,10 @@ class SearchSpace(Section):
         num_settings = math.prod(map(len, space.values()))
         if not space or num_settings > MOST_SETTINGS:
             raise InputError(
-                f"tuning.space must hold at least one key and at most {MOST_SETTINGS} settings,"
-                f" got {len(space)} keys and {num_settings} settings."
+                f"tuning.space must contain at least one key and at most {MOST_SETTINGS} settings,"
+                f" got {len(space)} keys and {num_settings} settings.",
+                key="tuning.space",
+                value=num_settings,
             )
         return [
             dict(zip(space, drawn, strict=True)) for drawn in itertools.product(*space.values())
@@ -96,39 +106,63 @@ def _check_guarantee(privacy: Privacy) -> None:
     guarantee = privacy.guarantee
     if guarantee is None or guarantee.eps is None:
         raise InputError(
-            "tune needs privacy.eps, which the whole search is calibrated to, got none; tune"
-            " without privacy with dpft train --multirun."
+            "dpft tune needs privacy.eps, because it calibrates the whole search to this value. To"
+            " search without privacy, use dpft train --multirun.",
+            key="privacy.eps",
+            hint="privacy.eps=3",
         )
     for name in ("resume_overspend", "show_diagnostics"):
         if getattr(guarantee, name):
-            raise InputError(f"tune needs privacy.{name}=false, got true: its bound has no room.")
+            raise InputError(
+                f"dpft tune needs privacy.{name}=false, got true. The bound of a search does not"
+                " cover this setting.",
+                key=f"privacy.{name}",
+                value=True,
+                hint=f"privacy.{name}=false",
+            )
 
 
 def _check_scores(task: Task, config: EvalConfig) -> None:
     if not config.enabled:
-        raise InputError("tune needs eval.enabled=true, got false: it chooses by a score.")
-    if config.schedule_key is not None:
         raise InputError(
-            f"tune needs {config.schedule_key}=null, got a value: it scores a trial when it ends."
+            "dpft tune needs eval.enabled=true, got false, because it chooses by a score.",
+            key="eval.enabled",
+            value=False,
+            hint="eval.enabled=true",
+        )
+    key = config.schedule_key
+    if key is not None:
+        raise InputError(
+            f"dpft tune needs {key}=null, because it scores a trial only when the trial ends.",
+            key=key,
+            hint=f"{key}=null",
         )
     if config.held_out is not None:
         raise InputError(
-            f"tune needs eval.held_out=null, got {config.held_out}: it scores a public split, and"
-            " what is held out of your records is private."
+            f"dpft tune needs eval.held_out=null, got {config.held_out}. It scores a public split,"
+            " and held-out records of your data are private.",
+            key="eval.held_out",
+            value=config.held_out,
+            hint="eval.held_out=null",
         )
     if not eval_split_is_public(task, config):
         raise InputError(
-            f"tune scores a public split, got eval.split={config.split} of task"
-            f" {task.name}, which is private until a noisy score is accounted inside each"
-            " trial; choose a published split, or say eval.split_is_public=true of one that is."
+            f"dpft tune scores a public split, but eval.split={config.split} of task {task.name} is"
+            " private. Choose a published split, or set eval.split_is_public=true if the split is"
+            " public.",
+            key="eval.split",
+            value=config.split,
         )
 
 
 def _check_tracking(tracking: TrackingConfig) -> None:
     if tracking.name != "none":
         raise InputError(
-            f"tune needs tracking=none, got tracking={tracking.name}: a tracker would show"
-            " how many trials there are and how each scored."
+            f"dpft tune needs tracking=none, got tracking={tracking.name}, because a tracker would"
+            " show the number of trials and their scores.",
+            key="tracking",
+            value=tracking.name,
+            hint="tracking=none",
         )
 
 
@@ -136,15 +170,22 @@ def _check_processes(parallel: ParallelConfig, launch: LaunchConfig) -> None:
     for section, name in (("parallel", parallel.name), ("launch", launch.name)):
         if name != "none":
             raise InputError(
-                f"tune needs {section}=none, got {section}={name}: its trials run in one process."
+                f"dpft tune needs {section}=none, got {section}={name}, because its trials run in"
+                " one process.",
+                key=section,
+                value=name,
+                hint=f"{section}=none",
             )
 
 
 def _check_steps(mechanism: MechanismConfig) -> None:
     if mechanism.makes.has_streams:
         raise InputError(
-            f"tune needs mechanism=dp_sgd, got mechanism={mechanism.name}: its settings may differ"
-            " in how many steps and what batch there are, and so in what a band of steps is."
+            f"dpft tune needs mechanism=dp_sgd, got mechanism={mechanism.name}. Trials may differ"
+            " in their steps and batch sizes, and therefore in their bands.",
+            key="mechanism",
+            value=mechanism.name,
+            hint="mechanism=dp_sgd",
         )
 
 
@@ -175,8 +216,10 @@ def with_setting(config: TrainConfig, setting: Mapping[str, Any]) -> TrainConfig
     """Return a configuration with some of its keys set."""
     if "train.epochs" in setting and config.train.steps is not None:
         raise InputError(
-            f"tuning.space draws train.epochs, which train.steps={config.train.steps} replaces;"
-            " drop one of the two."
+            f"tuning.space draws train.epochs, which has no effect with"
+            f" train.steps={config.train.steps}. Remove one of the two.",
+            key="tuning.space.train.epochs",
+            value=setting["train.epochs"],
         )
     values = plain(config)
     for key, value in setting.items():

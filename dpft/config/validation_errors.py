@@ -42,7 +42,9 @@ def faults_of(
     for entry in error.errors(include_url=False):
         if entry["type"] == "value_error":  # raised by a check of the model
             cause = entry["ctx"]["error"]
-            yield from cause.faults if isinstance(cause, InputError) else [Fault(str(cause))]
+            yield from (
+                cause.faults if isinstance(cause, InputError) else [Fault(str(cause), key=None)]
+            )
             continue
         path = _path(entry, values)
         key = ".".join(path).replace(".[", "[")
@@ -56,22 +58,22 @@ def _fault(
 ) -> Fault:
     value, context = entry["input"], entry.get("ctx", {})
     if entry["type"] == "not_chosen":
-        message = f"{key} is not chosen. Set {key}=NAME, or add the line `name: NAME` to its YAML."
+        message = f"{key} is not chosen. If a YAML file sets it, add the line `name: NAME`."
         return Fault(message, key=key, hint=f"{key}=NAME")
     if entry["type"] == "extra_forbidden":
         return unknown_key(key, known_keys, value=value)
     example = _example(field, value)
-    hint = None if example is None else f"{key}={example}"
-    advice = "" if hint is None else f" Try: {hint}"
+    hint = None if example is None else shlex.quote(f"{key}={example}")
     if entry["type"] == "missing":
-        return Fault(f"Missing required key {key}.{advice}", key=key, hint=hint)
+        return Fault(f"Missing required key {key}.", key=key, hint=hint)
     expected = BOUNDS.get(entry["type"], "").format(**context)
     expected = expected or (
         "valid" if field is None else type_text(field.annotation, field.metadata)
     )
+    advice = ""
     if isinstance(value, bool | None) and field is not None and str in members(field.annotation):
         hint = shlex.quote(f"{key}={quoted(json.dumps(value), DOUBLE_QUOTE)}")
-        advice = f" To set a text, quote it: {hint}"
+        advice = " To set a text, quote it."
     got = "a group of keys" if isinstance(value, Mapping) else json.dumps(value)
     if len(got) > LONGEST:
         got = f"{got[:LONGEST]}…"

@@ -67,10 +67,17 @@ class CanaryConfig(Section):
     def _check_fields(self) -> None:
         if not self.repetitions or len(set(self.repetitions)) < len(self.repetitions):
             raise InputError(
-                f"audit.repetitions must name different numbers, got {list(self.repetitions)}."
+                f"audit.repetitions must be different numbers, got {list(self.repetitions)}.",
+                key="audit.repetitions",
+                value=list(self.repetitions),
             )
         if self.white_box and not self.canaries:
-            raise InputError("audit.white_box=true needs audit.canaries, got 0; give a number.")
+            raise InputError(
+                "audit.white_box=true needs audit.canaries, got 0.",
+                key="audit.canaries",
+                value=0,
+                hint="audit.canaries=1000",
+            )
 
     @property
     def wanted(self) -> bool:
@@ -78,7 +85,7 @@ class CanaryConfig(Section):
         return bool(self.canaries or self.exposure_canaries)
 
     def check_suffixes(self) -> None:
-        """Refuses canaries whose exposure ``audit=exposure`` could not compute.
+        """Reject canaries if ``audit=exposure`` could not compute their exposure.
 
         Raises:
             InputError: There are too few suffixes to fit a distribution to, or too many to rank.
@@ -86,9 +93,12 @@ class CanaryConfig(Section):
         suffixes = self.vocabulary**self.suffix_words
         if self.exposure_canaries and not FEWEST_SUFFIXES <= suffixes <= MOST_SUFFIXES:
             raise InputError(
-                f"audit=exposure ranks each of the audit.vocabulary ** audit.suffix_words suffixes,"
-                f" which must be {FEWEST_SUFFIXES} to {MOST_SUFFIXES:.0e}, got {self.vocabulary} **"
-                f" {self.suffix_words}; 10 ** 5 is usual."
+                f"audit=exposure ranks all audit.vocabulary ** audit.suffix_words suffixes, which"
+                f" must be {FEWEST_SUFFIXES} to {MOST_SUFFIXES:.0e}, got {self.vocabulary} **"
+                f" {self.suffix_words}.",
+                key="audit.vocabulary",
+                value=self.vocabulary,
+                hint="audit.vocabulary=10 audit.suffix_words=5",
             )
 
     def added(self, *, units: bool) -> int:
@@ -100,18 +110,20 @@ class CanaryConfig(Section):
         return self.canaries + self.exposure_canaries * copies
 
     def count(self, num_examples: int, *, units: bool) -> int:
-        """Returns the same, where there are so many examples, or units.
+        """Return the same number after comparing it with the number of examples, or units.
 
         Raises:
-            InputError: There would be more of them than of examples.
+            InputError: There would be more canaries than examples.
         """
         count = self.added(units=units)
         if count > num_examples and not self.outnumber:
             raise InputError(
-                f"canaries and their copies must be no more than the examples ({num_examples}), got"
-                f" {count}: the model would learn more of canaries than of records; lower"
-                " audit.canaries or audit.exposure_canaries, or set audit.outnumber=true in a run"
-                " that is for its audit alone."
+                f"canaries and their copies must not outnumber the examples ({num_examples}), got"
+                f" {count}. Lower audit.canaries or audit.exposure_canaries, or allow this in a run"
+                " that is only for its audit.",
+                key="audit.canaries",
+                value=count,
+                hint="audit.outnumber=true",
             )
         return count
 
@@ -171,7 +183,7 @@ def whole_words(tokenizer: "PreTrainedTokenizerBase", *, first: bool = True) -> 
 def make_canaries(
     config: CanaryConfig, tokenizer: "PreTrainedTokenizerBase", key: bytes
 ) -> list[Canary]:
-    """Returns a run's canaries, those that are left out among them.
+    """Return a run's canaries, including those that are not inserted.
 
     Raises:
         InputError: Too few words of the tokenizer survive a round trip.
@@ -182,8 +194,10 @@ def make_canaries(
     if len(words) < config.vocabulary:
         raise InputError(
             f"canaries need {config.vocabulary} words that are one token each and survive a round"
-            f" trip, and the tokenizer has {len(words)}; choose another model, or a lower"
-            " audit.vocabulary."
+            f" trip, but the tokenizer has {len(words)}. Choose another model, or a lower"
+            " audit.vocabulary.",
+            key="audit.vocabulary",
+            value=config.vocabulary,
         )
     more = whole_words(tokenizer, first=False) if config.canaries else words
     return [*_with_coins(config, more, key), *_for_exposure(config, words, key)]
@@ -229,9 +243,11 @@ def suffix_tokens(
     places = [at for at, tokens in enumerate(zip(*labels, strict=False)) if len(set(tokens)) > 1]
     if encoding.view is not None or len(places) != length or len(set(map(len, labels))) != 1:
         raise InputError(
-            "audit.exposure_canaries needs a task whose model learns each word of a suffix as one"
-            f" token, got {len(places)} learned tokens for {length} words of task={task.name};"
-            " choose another task.objective or model, or set audit.exposure_canaries=0."
+            "audit.exposure_canaries needs a model that learns each word of a suffix as one token,"
+            f" got {len(places)} learned tokens for {length} words with task={task.name}. Choose"
+            " another task.objective or model, or add no such canaries.",
+            key="audit.exposure_canaries",
+            hint="audit.exposure_canaries=0",
         )
     ids = tuple(tuple(int(row[place]) for row in labels) for place in places)
     return SuffixTokens(places=tuple(places), ids=ids)

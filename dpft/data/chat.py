@@ -82,9 +82,10 @@ class ChatEncoding(TextEncoding):
     def __post_init__(self) -> None:
         if self.tokenizer.chat_template is None:
             raise InputError(
-                "task.messages needs a model whose tokenizer has a chat template, and this one has"
-                " none; choose an instruction-tuned model, put a chat_template.jinja into"
-                " model.path, or make texts by task.prompt and task.target."
+                "task.messages needs a tokenizer with a chat template, but the model's tokenizer"
+                " has none. Choose an instruction-tuned model, add chat_template.jinja to"
+                " model.path, or use task.prompt and task.target.",
+                key="task.messages",
             )
         assert self.ending  # looked up here: a template that does not fit is rejected early
 
@@ -106,8 +107,11 @@ class ChatEncoding(TextEncoding):
             merged = example.with_system_merged()
             if merged is not example and self._accepts(merged):
                 raise InputError(
-                    "the model's chat template does not accept a system message; set"
-                    " task.merge_system=true to put its text before the user's first message."
+                    "the model's chat template does not accept a system message. Put its text"
+                    " before the user's first message.",
+                    key="task.merge_system",
+                    value=False,
+                    hint="task.merge_system=true",
                 ) from None
             raise
 
@@ -259,8 +263,9 @@ class ChatEncoding(TextEncoding):
             whole = self._rendered([*messages, _answer(example.target)], asks=False)
         if not whole.startswith(prompt):
             raise InputError(
-                "the model's chat template does not write this conversation and then its answer;"
-                " a template may require that the user's message comes last before the answer."
+                "the model's chat template does not write this conversation followed by its answer."
+                " A template may require that the user's message comes last before the answer.",
+                key="task.messages",
             )
         answer = whole[len(prompt) :].removesuffix(tail)
         lead = usual_lead if answer.startswith(usual_lead) else ""
@@ -282,14 +287,15 @@ class ChatEncoding(TextEncoding):
         silent = self._rendered(question, asks=False)
         if not has_answer or len(prompt) < len(commonprefix([silent, asked])):
             raise InputError(
-                "task.messages needs a chat template that writes a conversation and then its"
-                " answer, and the model's does not; choose another model, or make texts by"
-                " task.prompt and task.target."
+                "task.messages needs a chat template that writes a conversation followed by its"
+                " answer, but the model's template does not. Choose another model, or use"
+                " task.prompt and task.target.",
+                key="task.messages",
             )
         return Around(dropped=asked[len(prompt) :], lead=before[len(prompt) :], tail=tail)
 
     def _rendered(self, messages: list[dict[str, Any]], *, asks: bool) -> str:
-        """Returns the messages as the template writes them."""
+        """Return the messages as the template writes them."""
         try:
             return self._template.render(
                 **self.tokenizer.special_tokens_map,
@@ -305,8 +311,9 @@ class ChatEncoding(TextEncoding):
             *(AttributeError, RecursionError),
         ):
             raise InputError(
-                "the model's chat template does not accept the conversation; most templates require"
-                " that user and assistant take turns, and some accept no system or tool messages."
+                "the model's chat template does not accept the conversation. Most templates require"
+                " that user and assistant take turns, and some accept no system or tool messages.",
+                key="task.messages",
             ) from None
 
     @cached_property

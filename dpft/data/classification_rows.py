@@ -33,8 +33,11 @@ class SentenceEncoding(TokenEncoding):
         least = self.tokenizer.num_special_tokens_to_add(pair=texts > 1) + texts
         if self.max_length < least:
             raise InputError(
-                f"task.max_length must be at least {least}, a token of each text and the"
-                f" tokenizer's marks around them, got {self.max_length}; raise it."
+                f"task.max_length must be at least {least}, because each text needs a token and the"
+                f" tokenizer adds special tokens, got {self.max_length}.",
+                key="task.max_length",
+                value=self.max_length,
+                hint=f"task.max_length={least}",
             )
         options: dict[str, Any] = {"padding": False, "split_special_tokens": True, "verbose": False}
         encoded = self.tokenizer(
@@ -124,18 +127,19 @@ class LabelWordEncoding(TokenEncoding):
 def cut_longest(
     pieces: Sequence[TemplateSegment], ids: Sequence[list[int]], room: int
 ) -> list[list[int]]:
-    """Returns the pieces' tokens cut to ``room``: the longest text loses its end first.
+    """Return the pieces' tokens cut to ``room``: the longest text loses its end first.
 
     Raises:
-        InputError: The template alone is longer.
+        InputError: The template without its texts is longer.
     """
     texts = [index for index, piece in enumerate(pieces) if piece.may_be_cut]
     lengths = [len(part) for part in ids]
     fixed = sum(lengths) - sum(lengths[index] for index in texts)
     if fixed > room:
         raise InputError(
-            f"task.max_length must leave room for the template's own {fixed} tokens, got {room};"
-            " raise it."
+            f"task.max_length must leave room for the {fixed} tokens of the template, got room for"
+            f" {room}. Increase task.max_length.",
+            key="task.max_length",
         )
     while sum(lengths) > room:
         longest = max(texts, key=lambda index: lengths[index])
@@ -146,7 +150,7 @@ def cut_longest(
 def label_word_ids(
     words: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, after_blank: bool
 ) -> tuple[int, ...]:
-    """Returns the token of each label word, as it stands in the template.
+    """Return the token of each label word, as it occurs in the template.
 
     Raises:
         InputError: A word splits into pieces, is unknown, or shares its token with another.
@@ -157,7 +161,9 @@ def label_word_ids(
         if token in ids:
             raise InputError(
                 f"task.label_words must be different tokens, got {ids[token]!r} and {word!r}, which"
-                " share one; choose other words."
+                " share one. Choose other words.",
+                key="task.label_words",
+                value=word,
             )
         ids[token] = word
     return tuple(ids)
@@ -174,5 +180,7 @@ def _single_token(word: str, tokenizer: PreTrainedTokenizerBase, after_blank: bo
     names = tokenizer.convert_ids_to_tokens(spelled)
     raise InputError(
         f"each of task.label_words must be one token of the model's tokenizer, got {word!r}, which"
-        f" is {' + '.join(map(repr, names)) or 'none'}; choose a shorter or commoner word."
+        f" is {' + '.join(map(repr, names)) or 'no token'}. Choose a shorter or more common word.",
+        key="task.label_words",
+        value=word,
     )

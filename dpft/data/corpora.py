@@ -47,21 +47,29 @@ def corpus_files(task: Task) -> dict[str, list[Path]]:
     place = Path(task.data_dir or "").expanduser()
     if place.is_file():
         if not place.name.endswith(ENDINGS):
-            raise InputError(f"task.data_dir={place} must end with {KNOWN}; rename it.")
+            raise InputError(
+                f"task.data_dir={place} must end with {KNOWN}. Rename the file.",
+                key="task.data_dir",
+                value=task.data_dir,
+            )
         return {TRAIN: [place]}
     if not place.is_dir():
-        fault = "is neither" if place.exists() else "does not exist"
+        fault = "is neither of them" if place.exists() else "does not exist"
         raise InputError(
             f"task.data_dir must be a file that ends with {KNOWN}, or a folder of such files, got"
-            f" {task.data_dir!r}, which {fault}."
+            f" {task.data_dir!r}, which {fault}.",
+            key="task.data_dir",
+            value=task.data_dir,
         )
     splits = _by_split(place, task.all_parts)
     files = {split: list(_files(entries)) for split, entries in splits.items()}
     for split, paths in files.items():
         if not paths:
             raise InputError(
-                f"the {split} split of task.data_dir={place} must hold files that end with {KNOWN},"
-                " got none; put some in."
+                f"the {split} split of task.data_dir={place} must contain files that end with"
+                f" {KNOWN}, got none.",
+                key="task.data_dir",
+                value=task.data_dir,
             )
     return files
 
@@ -70,7 +78,7 @@ def known_splits(task: Task) -> set[str]:
     """Returns the splits that a corpus on disk has; none of one that cannot be read."""
     try:
         return set(corpus_files(task))
-    except InputError:  # whoever reads it is told
+    except InputError:  # reported when the corpus is read
         return set()
 
 
@@ -79,9 +87,12 @@ def corpus_split(task: Task, split: str) -> list[Path]:
     files = corpus_files(task)
     if split not in files:
         raise InputError(
-            f"task.data_dir={task.data_dir} holds no {split} split, only {' and '.join(files)};"
-            f" hold records out with eval.held_out=0.1, or give a folder with {TRAIN} and {split},"
-            f" each a folder of files or a file such as {split}.txt."
+            f"task.data_dir={task.data_dir} has no {split} split, only {' and '.join(files)}. Hold"
+            f" out records for evaluation, or use a folder with {TRAIN} and {split}, each a folder"
+            f" of files or a file such as {split}.txt.",
+            key="task.data_dir",
+            value=task.data_dir,
+            hint="eval.held_out=0.1",
         )
     return files[split]
 
@@ -117,9 +128,11 @@ def _by_split(place: Path, parts: Sequence[str]) -> dict[str, list[Path]]:
     if others:
         split = next(iter(entries_by_split))
         raise InputError(
-            f"task.data_dir={place} holds {entries_by_split[split][0].name}, which is the {split}"
-            f" split, and {others[0]}, which is of no split; move it, or rename the one or the"
-            " other."
+            f"task.data_dir={place} contains {entries_by_split[split][0].name}, which is the"
+            f" {split} split, and {others[0]}, which belongs to no split. Move {others[0]}, or"
+            " rename one of them.",
+            key="task.data_dir",
+            value=str(place),
         )
     return {part: entries_by_split[part] for part in parts if part in entries_by_split}
 
@@ -133,10 +146,12 @@ def _files(entries: Iterable[Path]) -> Iterator[Path]:
         elif entry.is_file() and not is_hidden and entry.name.endswith(ENDINGS):
             yield entry
         else:
-            what = "which is hidden" if is_hidden else "which is none of them"
+            reason = "is hidden" if is_hidden else "is neither of them"
             raise InputError(
-                f"task.data_dir may hold nothing but files that end with {KNOWN}, and folders of"
-                f" these, got {entry}, {what}; move it elsewhere."
+                f"task.data_dir may contain only files that end with {KNOWN}, and folders of such"
+                f" files, got {entry}, which {reason}. Move it to another folder.",
+                key="task.data_dir",
+                value=str(entry),
             )
 
 
@@ -144,7 +159,7 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir(), key=lambda entry: entry.name)
     except OSError as error:
-        raise InputError(f"{folder} cannot be read: {error.strerror}.") from error
+        raise InputError(f"{folder} cannot be read: {error.strerror}.", key=str(folder)) from error
 
 
 def _line_rows(stream: Iterable[bytes], file: str, *, column: str) -> Iterator[Row]:
@@ -162,15 +177,17 @@ def _csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
 
 
 def _text(stream: Iterable[bytes], file: str) -> Iterator[bytes]:
-    """Yields the lines of a stream; refuses the character that no text file has.
+    """Yield the lines of a stream; reject NUL characters, which no text file contains.
 
-    A .jsonl file needs no such look: where JSON may hold the byte, it is not JSON.
+    A .jsonl file needs no such check, because JSON with this byte is invalid.
     """
     for number, line in enumerate(stream, start=1):
         if b"\0" in line:
+            place = line_place(file, number)
             raise InputError(
-                f"{line_place(file, number)}: not text, since it holds a NUL character; take the"
-                " file out, or write it anew as UTF-8 text."
+                f"{place}: not text, because the line contains a NUL character. Remove the file, or"
+                " convert it to UTF-8 text.",
+                key=place,
             )
         yield line
 

@@ -163,12 +163,15 @@ class CorpusEncoding(TokenEncoding):
     """Most chunks of a record; what is left of a longer one is cut."""
 
     def __post_init__(self) -> None:
-        """Refuses a tokenizer that cannot name what is hidden."""
+        """Reject a tokenizer that has too few sentinels for the hidden spans."""
         if self.span_corruption and len(self.sentinels) < self._most_spans:
             raise InputError(
-                f"task.objective=span_corruption needs {self._most_spans} sentinels, <extra_id_0>"
-                f" and so on, for task.max_length={self.max_length}, got a tokenizer with"
-                f" {len(self.sentinels)}; make one by dpft tokenizer, or lower task.max_length."
+                f"task.objective=span_corruption needs {self._most_spans} sentinels (<extra_id_0>"
+                f" and so on) for task.max_length={self.max_length}, but the tokenizer has"
+                f" {len(self.sentinels)}. Make a tokenizer with dpft tokenizer, or lower"
+                " task.max_length.",
+                key="task.objective",
+                value="span_corruption",
             )
 
     @property
@@ -255,14 +258,19 @@ class CorpusEncoding(TokenEncoding):
         gaps = len(pieces) - 1
         if not gaps:
             raise InputError(
-                "a model of task.objective=span_corruption writes in the gaps (____) of a text"
-                " alone, got a text without; score it by task.metrics=[perplexity,token_accuracy]."
+                "a model of task.objective=span_corruption generates only text for gaps (____), got"
+                " a text without gaps. Score such texts by likelihood.",
+                key="task.objective",
+                value="span_corruption",
+                hint="'task.metrics=[perplexity,token_accuracy]'",
             )
         if gaps > len(self.sentinels):
             raise InputError(
-                "prompts must have no more gaps (____) in a text than the model learned to fill,"
-                f" {len(self.sentinels)} with task.max_length={self.max_length}, got {gaps}; give"
-                " fewer."
+                f"prompts must have at most {len(self.sentinels)} gaps (____) in a text, because"
+                f" the model learned no more with task.max_length={self.max_length}, got {gaps}."
+                " Use fewer gaps.",
+                key="prompts",
+                value=gaps,
             )
         stripped = [*(piece.rstrip() for piece in pieces[:-1]), pieces[-1]]
         *before, last = token_ids(stripped, self.tokenizer)
@@ -275,7 +283,9 @@ class CorpusEncoding(TokenEncoding):
         if len(read) > self.max_length:
             raise InputError(
                 f"prompts must have at most task.max_length ({self.max_length}) tokens in a text"
-                f" with gaps, got {len(read)}; shorten it."
+                f" with gaps, got {len(read)}. Shorten the text.",
+                key="prompts",
+                value=len(read),
             )
         return read
 

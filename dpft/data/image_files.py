@@ -61,8 +61,11 @@ def image_rows(task: Any, split: str) -> Iterator[Row]:
     folder = _folders(place).get(split)
     if folder is None:
         raise InputError(
-            f"task.data_dir={place} holds no {split} split; it must be {place / split}/CLASS/ with"
-            f" images, or {split}.csv, .jsonl or .parquet with the column {task.image_column}."
+            f"task.data_dir={place} has no {split} split. It must contain {place / split}/CLASS/"
+            f" with images, or {split}.csv, .jsonl or .parquet with the column"
+            f" {task.image_column}.",
+            key="task.data_dir",
+            value=task.data_dir,
         )
     yield from _folder_rows(folder, task.labels)
 
@@ -94,12 +97,15 @@ def _folders(place: Path) -> dict[str, Path]:
 def _folder_rows(folder: Path, labels: tuple[str, ...]) -> Iterator[Row]:
     classes = [entry for entry in _entries(folder) if entry.is_dir()]
     if not classes:
-        raise InputError(f"{folder} must hold a folder for each class, got none.")
+        raise InputError(
+            f"{folder} must contain a folder for each class, got none.", key=str(folder)
+        )
     for class_folder in classes:
         if class_folder.name not in labels:
             raise InputError(
-                f"{folder} holds a folder that is no class: task.labels names"
-                f" {', '.join(labels)}; rename it, or add it to task.labels."
+                f"{folder} contains a folder that is not one of task.labels ({', '.join(labels)})."
+                " Rename the folder, or add it to task.labels.",
+                key="task.labels",
             )
     is_empty = True
     for class_folder in classes:
@@ -107,7 +113,10 @@ def _folder_rows(folder: Path, labels: tuple[str, ...]) -> Iterator[Row]:
             is_empty = False
             yield Row(str(file), {"image": ImagePlace(file=str(file)), "label": class_folder.name})
     if is_empty:
-        raise InputError(f"{folder} holds no images ({', '.join(ENDINGS)}); give at least one.")
+        raise InputError(
+            f"{folder} contains no images ({', '.join(ENDINGS)}). Add at least one.",
+            key=str(folder),
+        )
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -117,15 +126,20 @@ def _files(folder: Path) -> Iterator[Path]:
         elif entry.name.lower().endswith(ENDINGS):
             yield entry
         else:
-            raise InputError(f"{folder} may hold nothing but images ({', '.join(ENDINGS)}).")
+            raise InputError(
+                f"{folder} may contain only images ({', '.join(ENDINGS)}).", key=str(folder)
+            )
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Returns the entries of a folder that are not hidden, in order."""
+    """Return the entries of a folder that are not hidden, in order."""
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     for entry in entries:
         if entry.is_symlink() and not entry.resolve().is_relative_to(folder.resolve()):
-            raise InputError(f"{folder} holds a link that leads out of it; put the images there.")
+            raise InputError(
+                f"{folder} contains a link to a place outside of it. Copy the images into it.",
+                key=str(folder),
+            )
     return entries
 
 
@@ -136,7 +150,9 @@ def _table_rows(table: Path, column: str) -> Iterator[Row]:
         if isinstance(value, str):
             where = folder / value
             if not value or not where.resolve().is_relative_to(folder.resolve()):
-                raise InputError(f"{row.place}: the path of an image must lie within {folder}.")
+                raise InputError(
+                    f"{row.place}: the path of an image must be inside of {folder}.", key=row.place
+                )
             value = ImagePlace(file=str(where))
         yield Row(row.place, {**row.values, column: value})
 
@@ -169,7 +185,10 @@ def celeba_rows(task: Any, split: str) -> Iterator[Row]:
         place = line_place(str(folder / ATTRIBUTES), number)
         image, *values = line.split()
         if len(values) != len(names):
-            raise InputError(f"{place}: {len(values)} attributes where {len(names)} are named.")
+            raise InputError(
+                f"{place}: the line has {len(values)} attributes, but the file names {len(names)}.",
+                key=place,
+            )
         if part_of.get(image) != PARTS[split]:
             continue
         where = ImagePlace(file=str(folder / IMAGES / image))
@@ -192,15 +211,17 @@ def _lines(file: Path) -> list[str]:
         return file.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError):
         raise InputError(
-            f"{file} cannot be read; task.data_dir must hold {IMAGES}/, {ATTRIBUTES} and"
-            f" {PARTITION}, or train.parquet and others."
+            f"{file} cannot be read. The folder task.data_dir must contain {IMAGES}/, {ATTRIBUTES}"
+            f" and {PARTITION}, or Parquet files such as train.parquet.",
+            key="task.data_dir",
         ) from None
 
 
 def _fields(file: Path, line: tuple[int, str]) -> tuple[str, str]:
     fields = line[1].split()
     if len(fields) != 2:
-        raise InputError(f"{line_place(str(file), line[0])}: not an image's name and its part.")
+        place = line_place(str(file), line[0])
+        raise InputError(f"{place}: not the name of an image and its partition.", key=place)
     return fields[0], fields[1]
 
 
@@ -229,13 +250,13 @@ def cifar_rows(task: Any, split: str) -> Iterator[Row]:
         return
     tables = parquet_files(folder, split)
     if not tables:
-        raise InputError(_what_is_missing(folder, split))
+        raise InputError(_missing_files(folder, split), key="task.data_dir", value=task.data_dir)
     for file in in_order(tables):
         yield from parquet_rows(file, task.column_names)
 
 
 def cifar_splits(task: Any) -> set[str]:
-    """Returns the splits that are there; none in a folder that cannot be read."""
+    """Return the splits that the folder has; none if it cannot be read."""
     try:
         folder = _folder(task)
     except InputError:
@@ -251,7 +272,9 @@ def _folder(task: Any) -> Path:
     if not folder.is_dir():
         raise InputError(
             f"task.data_dir must be a folder with CIFAR's files, got {task.data_dir!r}, which is"
-            " none; archives are to be unpacked."
+            " not a folder. Unpack an archive first.",
+            key="task.data_dir",
+            value=task.data_dir,
         )
     inside = [folder / name for name in FOLDERS if (folder / name).is_dir()]
     return inside[0] if inside else folder
@@ -261,7 +284,8 @@ def _binaries(folder: Path, split: str) -> list[Path]:
     return [folder / name for name in BINARIES.get(split, ()) if (folder / name).is_file()]
 
 
-def _what_is_missing(folder: Path, split: str) -> str:
+def _missing_files(folder: Path, split: str) -> str:
+    """Return a message on a folder without a split."""
     pickles = sorted(
         entry.name
         for entry in folder.iterdir()
@@ -270,14 +294,14 @@ def _what_is_missing(folder: Path, split: str) -> str:
     )
     if pickles:
         return (
-            f"task.data_dir={folder} holds {pickles[0]}, of the version for Python, which is"
-            " pickled, and nothing is unpickled; give the binary version"
+            f"task.data_dir={folder} contains {pickles[0]} of the version for Python, which dpft"
+            " does not read because a pickle can run code. Use the binary version"
             " (cifar-10-binary.tar.gz, unpacked), or Parquet files."
         )
     names = " and ".join(BINARIES.get(split, ())[:1]) or "test_batch.bin"
     return (
-        f"task.data_dir={folder} holds no {split} split of CIFAR; it must be {names} and so on, of"
-        f" the binary version, or {split}.parquet."
+        f"task.data_dir={folder} has no {split} split of CIFAR. It must contain {names} and so on"
+        f" of the binary version, or {split}.parquet."
     )
 
 
@@ -285,14 +309,15 @@ def _binary_rows(file: Path, label_bytes: int, classes: int) -> Iterator[Row]:
     length = label_bytes + IMAGE_BYTES
     if file.stat().st_size % length:
         raise InputError(
-            f"{file}: not whole records of {length} bytes, which {label_bytes} label bytes and an"
-            " image are; unpack it anew, or choose the task that it is of."
+            f"{file}: the size is not a multiple of {length} bytes, which {label_bytes} label bytes"
+            " and an image have. Unpack the archive again, or choose the task of this data set.",
+            key=str(file),
         )
     records = np.memmap(file, np.uint8, "r").reshape(-1, length)
     for number, label in enumerate(records[:, label_bytes - 1].tolist()):
         place = f"{file}, record {number + 1}"
         if label >= classes:
-            raise InputError(f"{place}: its label is beyond the {classes} classes.")
+            raise InputError(f"{place}: the label is not one of the {classes} classes.", key=place)
         image = ImagePlace(file=str(file), offset=number * length + label_bytes, shape=SHAPE)
         yield Row(place, {"image": image, "label": label})
 
@@ -308,12 +333,17 @@ def digit_rows(task: Any, split: str) -> Iterator[Row]:
         InputError: scikit-learn is not installed, or there is no such split.
     """
     if split not in ("train", "test"):
-        raise InputError(f"task=digits has a train and a test split, got {split}.")
+        raise InputError(
+            f"task=digits has only a train and a test split, got {split}.", key="task", value=split
+        )
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise InputError(
-            "task=digits needs scikit-learn, which has the images; pip install scikit-learn."
+            "task=digits needs scikit-learn, which contains the images.",
+            key="task",
+            value="digits",
+            hint="pip install scikit-learn",
         ) from error
     images, labels = load_digits(return_X_y=True)
     pixels = (images * 255 / DARKEST).round().astype(np.uint8)

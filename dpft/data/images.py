@@ -31,7 +31,7 @@ from dpft.tasks.base import ImagePlace, LabeledImage
 
 
 def check_pillow() -> None:
-    """Refuses to go on where images cannot be read.
+    """Check that images can be read.
 
     Raises:
         InputError: Pillow is not installed.
@@ -40,7 +40,7 @@ def check_pillow() -> None:
         import PIL  # noqa: F401
     except ImportError as error:
         raise InputError(
-            "images need Pillow, which is not installed; pip install pillow."
+            "images need Pillow, which is not installed.", key=None, hint="pip install pillow"
         ) from error
 
 
@@ -259,8 +259,8 @@ class ImageLayout(Layout):
             read = iter(decoder(self.form, self.workers).decode(unread)) if unread else iter(())
         except BrokenImage as error:
             raise RunError(
-                f"{error} Training needs it as it was when the run began; of a split that is"
-                " scored, mend it or take it out."
+                f"{error} Training needs the file as it was when the run began; in other splits,"
+                " repair it or remove it."
             ) from error
         seen = [row if row.pixels is not None else replace(row, pixels=next(read)) for row in rows]
         return np.stack([_viewed(row) for row in seen])

@@ -41,16 +41,17 @@ csv.field_size_limit(sys.maxsize)
 
 
 class FaultyRow(InputError):
-    """A row that cannot be read as its task asks.
+    """A row that cannot be read in the form that its task requires.
 
     Attributes:
-        place: Of the row.
-        fault: What is wrong; equal for all rows of which the same is.
+        place: The file and line of the row; the key of the error.
+        fault: The reason; equal for all rows with the same fault.
+        hint: An override that fixes the fault.
     """
 
-    def __init__(self, place: str, fault: str) -> None:
-        super().__init__(f"{place}: {fault}")
-        self.place, self.fault = place, fault
+    def __init__(self, place: str, fault: str, hint: str | None = None) -> None:
+        super().__init__(f"{place}: {fault}", key=place, hint=hint)
+        self.place, self.fault, self.hint = place, fault, hint
 
 
 class Row(NamedTuple):
@@ -114,7 +115,7 @@ def csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
     """
     lines = decoded_lines(_csv_lines(stream), file)
     separator, head = _separator(lines)
-    advice = f"quote a cell that holds {SEPARATORS[separator]}"
+    advice = f"Quote each cell that contains {SEPARATORS[separator]}"
     reader = csv.reader(chain(head, lines), delimiter=separator, strict=True)
     header: list[str] | None = None
     while True:
@@ -123,8 +124,9 @@ def csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
             cells = next(reader, None)
         except csv.Error:
             raise InputError(
-                f"{place}: not valid CSV; {advice}, quotes or line breaks, and end each line with"
-                " the same line break."
+                f"{place}: not valid CSV. {advice}, quotes or line breaks, and end each line with"
+                " the same line break.",
+                key=place,
             ) from None
         if cells is None:
             return
@@ -135,8 +137,8 @@ def csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
             _refuse_twice(header, place)
             continue
         if len(cells) > len(header):
-            fault = f"{len(cells)} cells where the header has {len(header)}"
-            yield Row(place, {}, fault=f"{fault}; {advice}.")
+            fault = f"the row has {len(cells)} cells, but the header has {len(header)}"
+            yield Row(place, {}, fault=f"{fault}. {advice}.")
             continue
         short_of = len(header) if len(cells) < len(header) else None
         yield Row(place, dict(zip(header, cells, strict=False)), short_of=short_of)
@@ -173,13 +175,13 @@ def _separator(lines: Iterator[str]) -> tuple[str, list[str]]:
 
 
 def _refuse_twice(names: Sequence[str], place: str) -> None:
-    """Refuses two columns of one name: which of them says whose record a row is would be a guess.
+    """Reject two columns with the same name, because either could be the one that a key names.
 
-    Columns without a name, which spreadsheets leave behind, are none.
+    Columns without a name, which spreadsheets leave behind, do not count.
     """
     named = [name for name in names if name.strip()]
     if len(set(named)) < len(named):
-        raise InputError(f"{place}: two columns have one name; rename one.")
+        raise InputError(f"{place}: two columns have the same name. Rename one of them.", key=place)
 
 
 def _jsonl_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
@@ -193,7 +195,7 @@ def _jsonl_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
         if isinstance(values, dict):
             yield Row(line_place(file, number), values)
         else:
-            fault = "not a JSON object; each line must hold one, on one line."
+            fault = "not a JSON object. Each line must contain one complete object."
             yield Row(line_place(file, number), {}, fault=fault)
 
 
@@ -201,11 +203,11 @@ def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object; for ``json.loads``.
 
     Raises:
-        ValueError: A key stands twice: other readers take the first, Python's takes the last.
+        ValueError: A key occurs twice. Other readers use the first, Python uses the last.
     """
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key occurs twice")
     return values
 
 
@@ -221,7 +223,9 @@ def packed(read: Callable[[Iterable[bytes], str], Iterator[Row]]) -> Reader:
             with gzip.open(stream) as unpacked:
                 yield from read(unpacked, file)
         except (EOFError, gzip.BadGzipFile, zlib.error):
-            raise InputError(f"{file}: not a complete gzip file; pack it anew.") from None
+            raise InputError(
+                f"{file}: not a complete gzip file. Compress the file again.", key=file
+            ) from None
 
     return read_packed
 
@@ -234,11 +238,13 @@ def _json_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, list):
-        raise InputError(f"{file}: not a JSON list of objects; give one, or a .jsonl file.")
+        raise InputError(
+            f"{file}: not a JSON list of objects. Use such a list, or a .jsonl file.", key=file
+        )
     for number, value in enumerate(values, start=1):
         place = f"{file}, record {number}"
         if not isinstance(value, dict):
-            fault = "not a JSON object; the file's list must hold objects."
+            fault = "not a JSON object. The list in the file must contain only objects."
             yield Row(place, {}, fault=fault)
             continue
         yield Row(place, value)
@@ -258,16 +264,19 @@ def _parquet_rows(stream: BinaryIO, file: str) -> Iterator[Row]:
                 yield Row(f"{file}, row {number}", values)
     except UnicodeDecodeError:
         raise InputError(
-            f"{file}, after row {number}: not UTF-8 text; write the file anew."
+            f"{file}, after row {number}: not UTF-8 text. Write the file again.", key=file
         ) from None
     except (pyarrow.ArrowException, OSError):
-        raise InputError(f"{file}: not a complete Parquet file; write it anew.") from None
+        raise InputError(
+            f"{file}: not a complete Parquet file. Write the file again.", key=file
+        ) from None
     except InputError:
         raise
     except (ValueError, OverflowError):  # they quote the value
         raise InputError(
-            f"{file}, after row {number}: a value out of Python's range, such as a date; leave its"
-            " column out."
+            f"{file}, after row {number}: a value, such as a date, is out of Python's range. Remove"
+            " its column.",
+            key=file,
         ) from None
 
 
@@ -281,8 +290,9 @@ def decoded_lines(stream: Iterable[bytes], file: str) -> Iterator[str]:
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError:
+            place = line_place(file, number)
             raise InputError(
-                f"{line_place(file, number)}: not UTF-8 text; convert the file to UTF-8."
+                f"{place}: not UTF-8 text. Convert the file to UTF-8.", key=place
             ) from None
         yield text.removeprefix(BYTE_ORDER_MARK) if number == 1 else text
 
@@ -312,7 +322,7 @@ def file_rows(path: Path, formats: Mapping[str, Reader] | None = None) -> Iterat
         with path.open("rb") as stream:
             yield from read_rows(stream, str(path), formats)
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+        raise InputError(f"{path} cannot be read: {error.strerror}.", key=str(path)) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,12 +451,15 @@ def split_tables(rows: Rows | Splits, split: str = TRAIN) -> dict[str, Rows]:
         ):
             raise InputError(
                 f"rows must be a table, or tables by split ({', '.join(SPLITS)}), got a mapping"
-                " with other keys."
+                " with other keys.",
+                key="rows",
             )
         if isinstance(table, str | bytes | Mapping) or not isinstance(table, Iterable):
             raise InputError(
                 "rows must be a datasets.Dataset, a pandas frame or a list of dicts, got"
-                f" {type(table).__name__}; a file is given by task.data_dir=FILE."
+                f" {type(table).__name__}. To read a file, use task.data_dir=FILE.",
+                key="rows",
+                value=type(table).__name__,
             )
         datasets = sys.modules.get("datasets")
         is_data_set = datasets is not None and isinstance(table, datasets.Dataset)
@@ -470,19 +483,25 @@ def memory_rows(split: str) -> Iterator[Row]:
     held = _held.get()
     if held is None:
         raise InputError(
-            f"task.source={MEMORY} reads the rows that a program gave, dpft.train(rows=...), and"
-            " they are not on disk; give them again from Python (with resume=RUN or run=RUN too),"
-            " or a file with task.data_dir=FILE."
+            f"task.source={MEMORY} needs rows from Python, dpft.train(rows=...), because they are"
+            " not on disk. Pass them again, also with resume=RUN or run=RUN, or use a file with"
+            " task.data_dir=FILE.",
+            key="task.source",
+            value=MEMORY,
         )
     if split not in held:
         raise InputError(
-            f"rows hold no {split} split, only {', '.join(held)}; give rows={{'{TRAIN}': ...,"
-            f" '{split}': ...}}, or hold records out with eval.held_out=0.1."
+            f"rows have no {split} split, only {', '.join(held)}. Pass rows={{'{TRAIN}': ...,"
+            f" '{split}': ...}}, or hold out records for evaluation.",
+            key="rows",
+            hint="eval.held_out=0.1",
         )
     for number, values in enumerate(_mappings(held[split]), start=1):
         place = f"rows of the {split} split, row {number}"
         if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
-            raise InputError(f"{place}: must be a mapping of column names, in text, to values.")
+            raise InputError(
+                f"{place}: the row must be a mapping of column names (text) to values.", key=place
+            )
         yield Row(place, {name: _plain(value) for name, value in values.items()})
 
 
@@ -497,7 +516,10 @@ def _mappings(table: Any) -> Iterator[Any]:
         mappings: Iterator[Any] = iter(table)
         return mappings
     if not table.columns.is_unique:
-        raise InputError("rows must have columns of different names, got a frame with one twice.")
+        raise InputError(
+            "rows must have columns with different names, got a frame with a duplicate name.",
+            key="rows",
+        )
     # What a frame lacks is NaN or NaT; a file's missing cell is None.
     records: list[Any] = table.astype(object).where(table.notna(), None).to_dict("records")
     return iter(records)

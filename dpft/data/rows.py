@@ -25,7 +25,7 @@ from dpft.data.raw_rows import (
     memory_rows,
 )
 from dpft.data.split_files import files_by_split
-from dpft.errors import InputError
+from dpft.errors import Fault, InputError
 from dpft.tasks.base import SKIPPED, Example, Record, Task, TextTask, is_unicode
 
 Given = TypeVar("Given")
@@ -71,22 +71,23 @@ def examples_of(
 
 
 def make_from_row(row: Row, make: Callable[[Given], Made], values: Given) -> Made:
-    """Returns ``make`` of a row's values; a refusal names the row."""
+    """Return ``make`` of a row's values; an error names the row."""
     try:
         return make(values)
     except InputError as error:
-        raise FaultyRow(row.place, str(error)) from None
+        message = "\n".join(fault.message for fault in error.faults)
+        raise FaultyRow(row.place, message, error.faults[-1].hint) from None
 
 
 MOST_KINDS, MOST_LINES, ENOUGH = 10, 10, 1000
-"""Faults that are told apart, lines that are named of each, and rows after which none is sought."""
+"""Faults that are reported, lines that are named of each, and rows after which reading stops."""
 
 
 class FaultyRows:
-    """Gathers the faulty rows of a split, so that all of them are said at once, by their lines."""
+    """Gathers the faulty rows of a split, so that one error names the lines of all of them."""
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[str, str], list[str]] = {}
+        self._lines: dict[tuple[str, str, str | None], list[str]] = {}
         self._number = 0
 
     @property
@@ -100,34 +101,36 @@ class FaultyRows:
         return self._number >= ENOUGH
 
     def add(self, row: FaultyRow) -> None:
-        """Keeps where a row is and what is wrong with it."""
+        """Add the place and the fault of a row."""
         self._number += 1
         before, _, number = row.place.rpartition(" ")
         if not number.isdigit():
             before, number = row.place, ""
-        kind = (before, row.fault)
+        kind = (before, row.fault, row.hint)
         if kind in self._lines or len(self._lines) < MOST_KINDS:
             lines = self._lines.setdefault(kind, [])
             if len(lines) <= MOST_LINES:
                 lines.append(number)
 
-    def refused(self, *others: str, may_skip: bool) -> InputError:
-        """Returns one error for all faulty rows."""
-        faults = [_lines(*kind, lines) for kind, lines in self._lines.items()]
-        if may_skip:
-            way_out = f"; task.invalid={SKIPPED} leaves such rows out."
-            faults[-1] = faults[-1].removesuffix(".") + way_out
+    def refused(self, *others: Fault, may_skip: bool) -> InputError:
+        """Return one error for all faulty rows; the last fault suggests to skip them."""
+        faults = []
+        for (before, message, hint), lines in self._lines.items():
+            place = _lines(before, lines)
+            faults.append(Fault(f"{place}: {message}", key=place, hint=hint))
+        if may_skip and faults[-1].hint is None:
+            faults[-1] = replace(faults[-1], hint=f"task.invalid={SKIPPED}")
         return InputError(*faults, *others)
 
 
-def _lines(before: str, fault: str, lines: Sequence[str]) -> str:
-    """Returns a fault with the lines that have it: "x.csv, lines 3, 8 and 9: …"."""
+def _lines(before: str, lines: Sequence[str]) -> str:
+    """Return the place of the rows with a fault: "x.csv, lines 3, 8 and 9"."""
     if len(lines) == 1:
-        return f"{before} {lines[0]}".rstrip() + f": {fault}"
+        return f"{before} {lines[0]}".rstrip()
     *first, last = lines
     if len(lines) > MOST_LINES:
         last = "others"
-    return f"{before}s {', '.join(first)} and {last}: {fault}"
+    return f"{before}s {', '.join(first)} and {last}"
 
 
 def with_unique_groups(examples: Sequence[Record], taken: set[str]) -> Sequence[Record]:
@@ -158,22 +161,22 @@ def _value(task: Task, row: Row, column: str, needed: Sequence[str]) -> object:
     if not present:
         names = _names(task, column)
         key = task.column_key(column)
-        # What asks for the column, and where to look.
         if key is None:
-            advice = f"; task={task.name} needs {', '.join(needed)}."
+            advice = f". task={task.name} needs {', '.join(needed)}."
         else:
             advice = _named_by(key, row, column)
         raise FaultyRow(
             row.place,
-            f"lacks the column {' (or '.join(names)}{')' * (len(names) - 1)}{advice}",
+            f"the row has no column {' (or '.join(names)}{')' * (len(names) - 1)}{advice}",
         )
     value = row.values[present[0]]
     if column in task.untyped_columns and not isinstance(value, str):
         return value
     if not isinstance(value, str) or not is_unicode(value):
-        empty = ", and is empty" if value is None else ""
+        empty = ", but is empty" if value is None else ""
         raise FaultyRow(
-            row.place, f"the column {present[0]} must hold text (a string of valid Unicode){empty}."
+            row.place,
+            f"the column {present[0]} must contain text (a string of valid Unicode){empty}.",
         )
     return value
 
@@ -199,24 +202,24 @@ def _present(task: Task, row: Row, column: str) -> list[str]:
 
 
 def _named_by(key: str, row: Row, column: str) -> str:
-    """Returns the end of the error of a missing column that a configuration key names.
+    """Return the end of the message on a missing column that a configuration key names.
 
-    What stands for a column's name may be a record: the first one, in a file without a header.
+    The names of columns may be a record: the first one, if the file has no header.
     """
     number = len(row.values)
     if row.short_of is not None:
         return (
-            f", which {key} names; the row has cells for {number} of the header's {row.short_of}."
+            f", which {key} names. The row has {number} cells, but the header has {row.short_of}."
         )
     names = f"{number} column{'s' * (number != 1)} under other names"
-    hint = "correct the one or the other"
+    hint = f"correct {key} or the file"
     if sys.stderr.isatty():
         names = ", ".join(map(_shown, row.values))
         near = difflib.get_close_matches(column, row.values, n=1)
         is_template = key.rpartition(".")[2] in TEMPLATES
         hint = f"did you mean {f'{{{near[0]}}}' if is_template else near[0]}?" if near else hint
     return (
-        f", which {key} names; the row has {names}: {hint} (the first line of a .csv file is its"
+        f", which {key} names. The row has {names}: {hint} (the first line of a .csv file is its"
         " header, separated by commas, or by semicolons, tabs or | if it has no comma)."
     )
 
@@ -237,22 +240,25 @@ def unit_of(row: Row, column: str) -> str:
     row.sound()
     if not row.has_columns:
         raise InputError(
-            f"{row.place}: a text file has no columns, so none is {column}, which privacy.unit"
-            " names; give .jsonl, .csv or .parquet files that have it, or privacy.unit=example."
+            f"{row.place}: privacy.unit names the column {column}, but a text file has no columns."
+            " Use .jsonl, .csv or .parquet files that contain it.",
+            key="privacy.unit",
+            value=column,
+            hint="privacy.unit=example",
         )
     if column not in row.values:
         named = _named_by("privacy.unit", row, column)
-        raise FaultyRow(row.place, f"lacks the column {column}{named}")
+        raise FaultyRow(row.place, f"the row has no column {column}{named}")
     value = row.values[column]
     is_number = isinstance(value, int) and not isinstance(value, bool)
     is_valid = is_number or (isinstance(value, str) and is_unicode(value))
     text = str(value).strip() if is_valid else ""
     if not text:
-        empty = ", and is empty" if value is None or is_valid else ""
+        empty = ", but is empty" if value is None or is_valid else ""
         raise FaultyRow(
             row.place,
-            f"the column {column}, which privacy.unit names, must hold text (valid Unicode) or a"
-            f" whole number{empty}: a record without it is nobody's; give it one, or leave it out.",
+            f"the column {column}, which privacy.unit names, must contain text (valid Unicode) or a"
+            f" whole number{empty}. Add the value, or remove the row.",
         )
     return text
 
@@ -288,16 +294,26 @@ def load_prompts(
     if faulty.are_any:
         raise faulty.refused(may_skip=False)
     if not prompts:
-        raise InputError(f"prompts must hold at least one row, got none in {file!r}.")
+        raise InputError(
+            f"prompts must contain at least one row, got none in {file!r}.",
+            key="prompts",
+            value=file,
+        )
     return prompts
 
 
 def _file_rows(file: str) -> Iterator[Row]:
     if not file.endswith(tuple(FORMATS)):
-        raise InputError(f"prompts must end with {', '.join(FORMATS)}, got {file!r}.")
+        raise InputError(
+            f"prompts must end with {', '.join(FORMATS)}, got {file!r}.", key="prompts", value=file
+        )
     path = Path(file).expanduser()
     if not path.is_file():
-        raise InputError(f"prompts must name a file, got {file!r}, which is no file.")
+        raise InputError(
+            f"prompts must name a file, got {file!r}, which is not a file.",
+            key="prompts",
+            value=file,
+        )
     return file_rows(path)
 
 

@@ -48,11 +48,12 @@ from dpft.hub import hub_is_reachable
 from dpft.tasks.base import MISSING, REFUSED, OwnRows, Record, Task, shortened
 
 TIMEOUT_SECONDS = 20
-OFFLINE_WAYS_OUT = (
-    "connect, or give local files with task.data_dir=DIR and model.path=DIR, or run without a"
-    " network on task=e2e task.source=embedded model=tiny"
+OFFLINE_ADVICE = (
+    "Connect to the network, use local files with task.data_dir=DIR and model.path=DIR, or use"
+    " bundled data"
 )
-"""The way out in a message about unreachable data."""
+OFFLINE_HINT = "task=e2e task.source=embedded model=tiny"
+"""Advice and hint of an error about unreachable data."""
 
 
 def cache_directory() -> Path:
@@ -75,8 +76,10 @@ def fetch(url: str, *, cache: bool) -> bytes:
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise InputError(
-            f"task.urls must be http or https addresses, got {url!r};"
-            " for files on disk set task.data_dir=DIR."
+            f"task.urls must be http or https addresses, got {url!r}. For files on disk, use"
+            " task.data_dir=DIR.",
+            key="task.urls",
+            value=url,
         )
     if not cache:
         return _download(url)
@@ -97,7 +100,10 @@ def _download(url: str) -> bytes:
             return content
     except (OSError, http.client.HTTPException) as error:
         raise InputError(
-            f"task.source=url could not fetch {url} ({error}); {OFFLINE_WAYS_OUT}."
+            f"task.source=url could not fetch {url} ({error}). {OFFLINE_ADVICE}.",
+            key="task.source",
+            value="url",
+            hint=OFFLINE_HINT,
         ) from error
 
 
@@ -184,7 +190,11 @@ def read_examples(
             neither text nor a whole number.
     """
     if split not in task.all_parts:
-        raise InputError(f"A split is one of {', '.join(task.all_parts)}, got {split!r}.")
+        raise InputError(
+            f"split must be one of {', '.join(task.all_parts)}, got {split!r}.",
+            key="split",
+            value=split,
+        )
     taken_groups: set[str] = set()
     faulty = FaultyRows()
     letters = LETTERS_PER_TOKEN * task.longest * task.most_rows
@@ -220,17 +230,19 @@ def read_examples(
     except InputError as error:
         if task.on_invalid != REFUSED or not faulty.are_any:
             raise
-        raise faulty.refused(*map(str, error.faults), may_skip=False) from None
+        raise faulty.refused(*error.faults, may_skip=False) from None
     if faulty.are_any and (task.on_invalid == REFUSED or not is_sound):
         raise faulty.refused(may_skip=is_sound and isinstance(task, OwnRows))
     if is_empty:
+        origin = _origin(task, split)
         raise InputError(
-            f"the {split} split of {_origin(task, split)} holds no rows; give it at least one."
+            f"the {split} split of {origin} contains no rows. Add at least one.",
+            key=origin.partition("=")[0],
         )
 
 
 def _read_with_blanks(task: Task, member: Task, row: Row, check: Check) -> Sequence[Record]:
-    """Returns a faulty row's examples where what it lacks may be read as empty; else none."""
+    """Return an invalid row's examples if missing values may be read as empty; else none."""
     if task.on_invalid != MISSING:
         return ()
     try:
@@ -251,7 +263,7 @@ def _rows_of_members(task: Task, split: str) -> Iterator[tuple[Task, Row]]:
 def _local_rows(task: Task, split: str) -> Iterator[Row]:
     if task.data_dir is None:
         places = "FILE or DIR, the data" if task.takes_file else "DIR, the folder with the files"
-        raise InputError(f"task.source=local needs task.data_dir={places}.")
+        raise InputError(f"task.source=local needs task.data_dir={places}.", key="task.data_dir")
     if task.local_form is not None:
         return local_form(task.local_form).rows(task, split)
     folder = Path(task.data_dir).expanduser()
@@ -261,8 +273,10 @@ def _local_rows(task: Task, split: str) -> Iterator[Row]:
         file = f", or a file that ends with {', '.join(FORMATS)}" if task.takes_file else ""
         fault = "is not one" if folder.exists() else "does not exist"
         raise InputError(
-            f"task.data_dir must be a folder{file}, got {task.data_dir!r}, which {fault};"
-            f" give the folder that holds {_file_names(split)}."
+            f"task.data_dir must be a folder{file}, got {task.data_dir!r}, which {fault}."
+            f" Use the folder that contains {_file_names(split)}.",
+            key="task.data_dir",
+            value=task.data_dir,
         )
     return _split_rows(folder, task, split)
 
@@ -297,20 +311,30 @@ def _only_file(file: Path, split: str) -> Path:
     """Returns the file, which is the training split."""
     if split != "train":
         raise InputError(
-            f"task.data_dir={file} is one file, the training split, and has no {split} split;"
-            " train with eval.held_out=0.1, which holds records out, or give a folder with train"
-            f" and {_file_names(split)}."
+            f"task.data_dir={file} is one file, the training split, and has no {split} split."
+            " Hold out records when you train, or use a folder with train and"
+            f" {_file_names(split)}.",
+            key="task.data_dir",
+            value=str(file),
+            hint="eval.held_out=0.1",
         )
     if not file.name.endswith(tuple(FORMATS)):
-        raise InputError(f"task.data_dir={file} must end with {', '.join(FORMATS)}; rename it.")
+        raise InputError(
+            f"task.data_dir={file} must end with {', '.join(FORMATS)}. Rename the file.",
+            key="task.data_dir",
+            value=str(file),
+        )
     return file
 
 
 def _embedded_rows(task: Task, split: str) -> Iterator[Row]:
     if not task.ships_sample:
         raise InputError(
-            f"task={task.name} ships no sample for task.source=embedded; take task.source=hub, or"
-            " local files with task.data_dir=DIR."
+            f"task={task.name} has no bundled sample for task.source=embedded. Use the Hugging Face"
+            " hub, or local files with task.data_dir=DIR.",
+            key="task.source",
+            value="embedded",
+            hint="task.source=hub",
         )
     if task.local_form is not None:
         yield from local_form(task.local_form).rows(task, split)
@@ -323,8 +347,10 @@ def _split_rows(folder: Path, task: Task, split: str) -> Iterator[Row]:
     files = files_by_split(folder, task.all_parts, FORMATS).get(split)
     if not files:
         raise InputError(
-            f"task.data_dir={folder} holds no {split} split; it must be {_file_names(split)}, or"
-            f" shards such as {split}-00000-of-00002.parquet."
+            f"task.data_dir={folder} has no {split} split. It must contain {_file_names(split)}, or"
+            f" shards such as {split}-00000-of-00002.parquet.",
+            key="task.data_dir",
+            value=str(folder),
         )
     return chain.from_iterable(map(file_rows, in_order(files)))
 
@@ -337,22 +363,39 @@ def _file_names(split: str) -> str:
 def _url_rows(task: Task, split: str) -> Iterator[Row]:
     url = task.urls.get(split)
     if url is None:
-        raise InputError(f"task.source=url needs task.urls.{split}, the address of the split.")
+        raise InputError(
+            f"task.source=url needs task.urls.{split}, the address of the split.",
+            key=f"task.urls.{split}",
+        )
     if not url.endswith(tuple(FORMATS)):
-        raise InputError(f"task.urls.{split} must end with {', '.join(FORMATS)}, got {url!r}.")
+        raise InputError(
+            f"task.urls.{split} must end with {', '.join(FORMATS)}, got {url!r}.",
+            key=f"task.urls.{split}",
+            value=url,
+        )
     return read_rows(io.BytesIO(fetch(url, cache=task.is_published(split))), url)
 
 
 def _hub_rows(task: Task, split: str) -> Iterator[Row]:
     if task.hub_name is None:
-        raise InputError("task.source=hub needs task.hub_name, a data set on the Hugging Face hub.")
+        raise InputError(
+            "task.source=hub needs task.hub_name, a data set on the Hugging Face hub.",
+            key="task.hub_name",
+        )
     if Path(task.hub_name).exists():  # the library would copy local files into its cache
         raise InputError(
-            f"task.hub_name must name a data set on the hub, got {task.hub_name!r}, a local path;"
-            " read local files with task.data_dir."
+            f"task.hub_name must name a data set on the hub, got {task.hub_name!r}, a local path."
+            " Use task.data_dir for local files.",
+            key="task.hub_name",
+            value=task.hub_name,
         )
     if not (hub_is_reachable() or constants.HF_HUB_OFFLINE):
-        raise InputError(f"task.source=hub cannot reach the hub; {OFFLINE_WAYS_OUT}.")
+        raise InputError(
+            f"task.source=hub cannot reach the hub. {OFFLINE_ADVICE}.",
+            key="task.source",
+            value="hub",
+            hint=OFFLINE_HINT,
+        )
     import datasets  # costs a second, and no other source needs it
 
     try:
@@ -371,13 +414,16 @@ def _hub_rows(task: Task, split: str) -> Iterator[Row]:
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"task.hub_name={task.hub_name} with task.hub_revision={task.hub_revision} and split"
-            f" {split} could not be read ({type(error).__name__}); correct them, or"
-            f" {OFFLINE_WAYS_OUT}."
+            f" {split} could not be read ({type(error).__name__}). Correct these values, or"
+            f" {OFFLINE_ADVICE[0].lower()}{OFFLINE_ADVICE[1:]}.",
+            key="task.hub_name",
+            value=task.hub_name,
+            hint=OFFLINE_HINT,
         ) from error
 
 
 def _origin(task: Task, split: str) -> str:
-    """Returns the source in the user's own words, for messages."""
+    """Return the source as the configuration names it, for messages."""
     origins = {
         "local": f"task.data_dir={task.data_dir}",
         "embedded": "task.source=embedded",

@@ -57,7 +57,7 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir()) if folder.is_dir() else []
     except OSError as error:
-        raise InputError(f"{folder} cannot be read: {error.strerror}.") from error
+        raise InputError(f"{folder} cannot be read: {error.strerror}.", key=str(folder)) from error
 
 
 def in_order(files: Sequence[Path]) -> list[Path]:
@@ -78,8 +78,10 @@ def in_order(files: Sequence[Path]) -> list[Path]:
         other = shards.setdefault(number, path if of_total == total else files[0])
         if other is not path:
             raise InputError(
-                f"{path.parent} holds {other.name} and {path.name}, which are not shards of one"
-                f" set; keep one {split_of(path.name)} split."
+                f"{path.parent} contains {other.name} and {path.name}, which are not shards of the"
+                f" same set. Keep only one {split_of(path.name)} split.",
+                key=str(path.parent),
+                value=path.name,
             )
     start = int(0 not in shards and total in shards)
     missing = next((number for number in range(start, start + total) if number not in shards), None)
@@ -88,8 +90,10 @@ def in_order(files: Sequence[Path]) -> list[Path]:
             lambda m: f"-{missing:0{len(m['number'])}d}-of-{m['total']}", files[0].name
         )
         raise InputError(
-            f"{files[0].parent} lacks the shard {lacking}, and the"
-            f" {split_of(files[0].name)} split is all {total} shards; add it."
+            f"{files[0].parent} has no shard {lacking}, but the {split_of(files[0].name)} split"
+            f" needs all {total} shards. Add the file.",
+            key=str(files[0].parent),
+            value=lacking,
         )
     return [shards[number] for number in sorted(shards)]
 

@@ -161,7 +161,10 @@ def cut_prompts(
     if room < 1:
         raise InputError(
             f"decode.max_new_tokens must leave room for the prompt in {max_length} positions,"
-            f" got {max_new_tokens}; set it to {max_length - 1} or less."
+            f" got {max_new_tokens}.",
+            key="decode.max_new_tokens",
+            value=max_new_tokens,
+            hint=f"decode.max_new_tokens={max_length - 1}",
         )
     return [prompt.cut_to(room) for prompt in prompts]
 

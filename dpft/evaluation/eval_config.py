@@ -43,8 +43,10 @@ class EvalConfig(Section):
     def _check_fields(self) -> None:
         if self.every_steps is not None and self.every_epochs is not None:
             raise InputError(
-                "at most one of eval.every_steps and eval.every_epochs may be given, got both; drop"
-                " one."
+                "eval.every_steps and eval.every_epochs exclude each other, got both. Remove one"
+                " of them.",
+                key="eval.every_steps",
+                value=self.every_steps,
             )
 
     @property
@@ -72,14 +74,16 @@ def check_schedule(task: Task, config: EvalConfig) -> None:
     if key is None:
         return
     if not config.enabled:
-        raise InputError(f"{key} needs eval.enabled=true, got false; drop one.")
+        raise InputError(
+            f"{key} needs eval.enabled=true, got false.", key=key, hint="eval.enabled=true"
+        )
     if not eval_split_is_public(task, config):
         split = "eval.held_out" if config.held_out is not None else f"eval.split={config.split}"
         raise InputError(
-            f"{key} needs a public split, got {split} of task {task.name}, which is private: the"
-            " scores of its records are covered by no epsilon, and a series of them tells more of"
-            " single records than one score does; leave it out, choose a published split, or say"
-            " eval.split_is_public=true of one that is published."
+            f"{key} needs a public split, got {split} of task {task.name}: epsilon does not cover"
+            " scores of private records, and a series of scores reveals more than one. Choose a"
+            " published split, or set eval.split_is_public=true if this one is published.",
+            key=key,
         )
 
 
@@ -93,13 +97,19 @@ def check_held_out(task: Task, config: EvalConfig) -> None:
         return
     if not task.takes_file:
         raise InputError(
-            f"eval.held_out is for task=custom and task=corpus, got task={task.name}, which has"
-            " splits of its own; choose one with eval.split."
+            f"eval.held_out works only with task=custom and task=corpus, because task={task.name}"
+            " has its own splits. Choose one of them with eval.split.",
+            key="eval.held_out",
+            value=config.held_out,
+            hint="eval.held_out=null",
         )
     if config.split != task.eval_split:
         raise InputError(
-            f"at most one of eval.held_out={config.held_out} and eval.split={config.split} may be"
-            " given, got both; set the other to eval.held_out=null."
+            f"eval.held_out={config.held_out} and eval.split={config.split} exclude each other,"
+            " got both.",
+            key="eval.held_out",
+            value=config.held_out,
+            hint="eval.held_out=null",
         )
 
 

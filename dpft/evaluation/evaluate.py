@@ -195,8 +195,10 @@ class Answers(ABC):
         """
         if not examples:
             raise InputError(
-                f"the {split} split of task {task.name} must have at least one example, got none;"
-                " choose another with eval.split."
+                f"the {split} split of task {task.name} must have at least one example, got none."
+                " Choose another split with eval.split.",
+                key="eval.split",
+                value=split,
             )
         return self._chosen(examples, config.limit)
 
@@ -321,7 +323,9 @@ class LabelAnswers(Answers):
             try:
                 labels.append(task.prediction(text.strip()))
             except InputError as error:
-                raise InputError(f"predictions, record {number}: {error}") from None
+                raise InputError(
+                    f"predictions, record {number}: {error}", key="predictions"
+                ) from None
         return self._scored(task, chosen, labels)
 
     def _scored(
@@ -372,8 +376,9 @@ class AttributeAnswers(LabelAnswers):
             names = {name.strip() for name in text.split(",") if name.strip()}
             if not names <= set(task.classes):
                 raise InputError(
-                    f"predictions, record {number}: it must name attributes of the task, such as"
-                    f" {task.classes[0]}, a comma between them."
+                    f"predictions, record {number}: each prediction must name attributes of the"
+                    f" task, such as {task.classes[0]}, separated by commas.",
+                    key="predictions",
                 )
             told.append([float(name in names) for name in task.classes])
         return self._scored_attributes(task, chosen, told)
@@ -556,8 +561,9 @@ def score_predictions(
     chosen = answers.to_score(task, examples, config, name)
     if len(predictions) != len(chosen):
         raise InputError(
-            f"predictions must be one for each distinct input of the {name} split, got"
-            f" {len(predictions)}, which are not as many."
+            f"predictions must contain one for each distinct input of the {name} split, got"
+            f" another number, {len(predictions)}.",
+            key="predictions",
         )
     scored = answers.of_file(task, chosen, predictions)
     return _evaluation(task, name, stage, scored, metrics)

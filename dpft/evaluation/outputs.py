@@ -87,7 +87,11 @@ class ModelOutputs:
         """
         encoding = self.encoding
         if not isinstance(encoding, TextEncoding | CorpusEncoding):
-            raise InputError("texts need a task whose answers are texts.")
+            raise InputError(
+                "This command needs a task with text answers, but the answers of the task are"
+                " labels.",
+                key="task",
+            )
         # A seq2seq model writes its answer elsewhere than it reads its prompt.
         written = 0 if encoding.layout.kind == SEQ2SEQ else decode.max_new_tokens
         room = encoding.max_length + written

@@ -81,13 +81,18 @@ def read_predictions(
     wanted = list(inputs)[:limit]
     kind = Path(path.name.removesuffix(".gz")).suffix
     if kind not in (".txt", *_ROW_READERS):
-        raise InputError(f"predictions must end in .jsonl, .tsv or .txt (or .gz), got {path}.")
+        raise InputError(
+            f"predictions must end in .jsonl, .tsv or .txt (or .gz), got {path}.",
+            key="predictions",
+            value=path,
+        )
     lines = _lines(path)
     if kind == ".txt":
         if len(lines) not in (len(inputs), len(wanted)):
             raise InputError(
                 f"{path}: predictions must have one line for each distinct input of the split, in"
-                f" order of first occurrence, got {len(lines)} lines, which are not as many."
+                f" order of first occurrence, got another number, {len(lines)} lines.",
+                key="predictions",
             )
         return [repair(line) for line in lines[: len(wanted)]]
     rows = _ROW_READERS[kind](path, [repair(line) for line in lines])
@@ -95,8 +100,9 @@ def read_predictions(
     names = [repair(name).strip() for name in wanted]
     if any(name not in rows_by_input for name in names):
         raise InputError(
-            f"{path}: predictions must have one for each distinct input of the split, got none for"
-            " some of them."
+            f"{path}: predictions must contain one for each distinct input of the split, but some"
+            " are missing.",
+            key="predictions",
         )
     return [rows_by_input[name].prediction for name in names]
 
@@ -108,9 +114,14 @@ def _lines(path: Path) -> list[str]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}:{line}: predictions must be UTF-8; convert the file.") from None
+        raise InputError(
+            f"{path}:{line}: predictions must be UTF-8. Convert the file.", key="predictions"
+        ) from None
     if not text.strip():
-        raise InputError(f"{path}: predictions must have a line per input, got an empty file.")
+        raise InputError(
+            f"{path}: predictions must have a line for each input, got an empty file.",
+            key="predictions",
+        )
     # not splitlines: a text may hold U+2028 and its like
     return [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
 
@@ -120,10 +131,16 @@ def _bytes(path: Path) -> bytes:
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix == ".gz" else data
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise InputError(f"{path}: predictions ending in .gz must be whole gzip data.") from None
+        raise InputError(
+            f"{path}: predictions ending in .gz must be complete gzip data.", key="predictions"
+        ) from None
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
-        raise InputError(f"predictions must name a readable file, got {path}: {reason}.") from None
+        raise InputError(
+            f"predictions must name a readable file, got {path}: {reason}.",
+            key="predictions",
+            value=path,
+        ) from None
 
 
 def _rows_by_input(
@@ -135,13 +152,15 @@ def _rows_by_input(
         name = repair(row.input).strip()
         if name not in inputs:
             raise InputError(
-                f"{path}:{row.line}: an input must be one of the split's, got another; check"
-                " eval.split and the task."
+                f"{path}:{row.line}: an input must be one of the split's, got another. Check"
+                " eval.split and the task.",
+                key="predictions",
             )
         if name in rows_by_input:
             raise InputError(
-                f"{path}:{row.line}: an input must have one prediction, got a second one"
-                f" (the first is in line {rows_by_input[name].line})."
+                f"{path}:{row.line}: an input must have one prediction, got a second one (the"
+                f" first is in line {rows_by_input[name].line}).",
+                key="predictions",
             )
         rows_by_input[name] = row
     return rows_by_input
@@ -151,8 +170,9 @@ def _tsv_rows(path: Path, lines: list[str]) -> Iterator[_Row]:
     header = [_unquoted(field).strip().lower() for field in lines[0].split("\t")]
     if header != ["mr", "output"]:
         raise InputError(
-            f"{path}:1: a .tsv of predictions must open with the header 'MR<tab>output',"
-            f" got {len(header)} other columns."
+            f"{path}:1: a .tsv file of predictions must start with the header 'MR<tab>output', got"
+            f" {len(header)} other columns.",
+            key="predictions",
         )
     for number, line in enumerate(lines[1:], start=2):
         if not line.strip():
@@ -161,7 +181,8 @@ def _tsv_rows(path: Path, lines: list[str]) -> Iterator[_Row]:
         if len(fields) != 2:
             raise InputError(
                 f"{path}:{number}: a row must have two columns, MR and output, separated by one"
-                f" tab, got {len(fields)}."
+                f" tab, got {len(fields)}.",
+                key="predictions",
             )
         yield _Row(number, *fields)
 
@@ -191,7 +212,8 @@ def _jsonl_rows(path: Path, lines: list[str]) -> Iterator[_Row]:
         if len(texts) != 2:
             raise InputError(
                 f"{path}:{number}: a line must be a JSON object with the texts 'input' and"
-                " 'prediction', got something else."
+                " 'prediction'.",
+                key="predictions",
             )
         yield _Row(number, *texts)
 

@@ -75,7 +75,9 @@ class NearDuplicates:
             import datasketch
         except ImportError:
             raise InputError(
-                "near duplicates need datasketch, of the extra: pip install 'dpft[audit]'."
+                "Finding near duplicates needs the package datasketch, which is not installed.",
+                key="datasketch",
+                hint="pip install 'dpft[audit]'",
             ) from None
         self._datasketch = datasketch
         self._index = self._datasketch.MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))

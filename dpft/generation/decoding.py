@@ -179,7 +179,9 @@ def generate_texts(
     """
     token_ids = [_token_ids(prompt, tokenizer) for prompt in prompts]
     if not all(token_ids):
-        raise InputError("a prompt must have at least one token, got an empty one.")
+        raise InputError(
+            "a prompt must have at least one token, got an empty prompt.", key="prompts"
+        )
     settings = generation_settings(config, tokenizer, model.config)
     gaps = [sum(token in sentinels for token in ids) for ids in token_ids]
     draws = draws or Draws(places=range(len(token_ids)))

@@ -143,7 +143,10 @@ class GapFilling(LogitsProcessor):
         if max_new_tokens < 2 * most + 1:
             raise InputError(
                 f"decode.max_new_tokens must be at least {2 * most + 1} for the {most} gaps of a"
-                f" text, got {max_new_tokens}; raise it."
+                f" text, got {max_new_tokens}.",
+                key="decode.max_new_tokens",
+                value=max_new_tokens,
+                hint=f"decode.max_new_tokens={2 * most + 1}",
             )
         # Each gap takes its sentinel, too, and the text its end.
         self._longest = [(max_new_tokens - 1) // count - 1 for count in gaps]

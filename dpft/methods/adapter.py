@@ -87,7 +87,10 @@ class BottleneckMethod(Method):
         if self.bottleneck is not None and self.bottleneck > width:
             raise InputError(
                 f"method.bottleneck must be at most the hidden size {width}, got"
-                f" {self.bottleneck}; lower it."
+                f" {self.bottleneck}.",
+                key="method.bottleneck",
+                value=self.bottleneck,
+                hint=f"method.bottleneck={width}",
             )
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
@@ -127,8 +130,10 @@ class BottleneckMethod(Method):
         settings = load_settings(folder)
         if settings.get("name") != self.name:
             raise InputError(
-                f"{folder} must be of method={self.name}, got {settings.get('name')!r}; restore it"
-                " with its own method."
+                f"{folder} must contain a model of method={self.name}, got"
+                f" {settings.get('name')!r}. Restore it with its own method.",
+                key=str(folder),
+                value=settings.get("name"),
             )
         targets = settings.get("targets")
         settings["targets"] = None if targets is None else tuple(targets)
@@ -149,8 +154,9 @@ class BottleneckMethod(Method):
         }
         if suffixes is None:
             raise InputError(
-                f"method.targets must be given for model type {model.config.model_type!r}, got"
-                f" none; name output projections by their endings, such as {_endings(linear)}."
+                f"method.targets has no default for model type {model.config.model_type!r}. Name"
+                f" output projections by their endings, such as {_endings(linear)}.",
+                key="method.targets",
             )
         projections = {
             n: m
@@ -159,8 +165,10 @@ class BottleneckMethod(Method):
         }
         if not projections:
             raise InputError(
-                f"method.targets must match a linear module, got {', '.join(suffixes)}; the"
-                f" model's are called {_endings(linear)}."
+                f"method.targets must match a linear module, got {', '.join(suffixes)}. The modules"
+                f" of the model are called {_endings(linear)}.",
+                key="method.targets",
+                value=suffixes,
             )
         return projections
 

@@ -83,8 +83,9 @@ def load_settings(folder: Path) -> dict[str, Any]:
         settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text())["settings"]
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
-            f"{folder} must hold the {SETTINGS} that training wrote, got {error!r}; give the"
-            " model folder of a finished run."
+            f"{folder} must contain the {SETTINGS} that training writes, got {error!r}. Give the"
+            " model folder of a finished run.",
+            key=str(folder / SETTINGS),
         ) from None
     return settings
 
@@ -100,8 +101,9 @@ def load_trained(model: nn.Module, folder: Path) -> None:
     for name, tensor in _read_weights(folder / WEIGHTS).items():
         if name not in parameters or parameters[name].shape != tensor.shape:
             raise InputError(
-                f"{folder / WEIGHTS} must be for the base model given, got {name} of shape"
-                f" {tuple(tensor.shape)}, which it lacks; give the base the run began with."
+                f"{folder / WEIGHTS} does not fit the base model, which has no {name} of shape"
+                f" {tuple(tensor.shape)}. Give the base model that the run started from.",
+                key=str(folder / WEIGHTS),
             )
         parameters[name].copy_(tensor)
 
@@ -111,8 +113,9 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise InputError(
-            f"{path} must hold the weights that training wrote, got {error}; give the model"
-            " folder of a finished run."
+            f"{path} must contain the weights that training writes, got {error}. Give the model"
+            " folder of a finished run.",
+            key=str(path),
         ) from None
 
 
@@ -176,8 +179,9 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     gone = [name for name in (CONFIG, PEFT_WEIGHTS) if not (folder / name).is_file()]
     if gone:
         raise InputError(
-            f"{folder} must hold {gone[0]}, which training with an adapter wrote; put it back, or"
-            " give a run of another method."
+            f"{folder} must contain {gone[0]}, which training with an adapter writes. Restore the"
+            " file, or give a run of another method.",
+            key=str(folder / gone[0]),
         )
     with _quiet():
         loaded: Any = PeftModel.from_pretrained(model, folder, torch_device=str(model.device))

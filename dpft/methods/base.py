@@ -98,8 +98,10 @@ class Method(Section, ABC):
                 parameter.requires_grad_(False)
         if not any(parameter.requires_grad for parameter in prepared.parameters()):
             raise InputError(
-                f"method={self.name} must leave a parameter to train, got none in"
-                f" {type(model).__name__}; choose another method, such as method=full."
+                f"method={self.name} leaves no parameter of {type(model).__name__} to train.",
+                key="method",
+                value=self.name,
+                hint="method=full",
             )
         return prepared
 
@@ -171,8 +173,11 @@ class Method(Section, ABC):
         if self.saves_whole_model:
             return model
         raise InputError(
-            f"merge=true needs a method whose weights can be added to the base's, such as lora, got"
-            f" method={self.name}; export it as it is with merge=false."
+            "merge=true needs a method that can be merged into the base weights, such as lora, got"
+            f" method={self.name}.",
+            key="merge",
+            value=True,
+            hint="merge=false",
         )
 
     def _also_trained(self, model: "nn.Module", new: frozenset[str]) -> "Iterator[nn.Parameter]":
@@ -248,7 +253,9 @@ def count_parameters(model: "nn.Module", new: frozenset[str] = frozenset()) -> P
     """
     trainable = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
-        raise InputError("method must leave a parameter to train, got none; choose another one.")
+        raise InputError(
+            "method must leave a parameter to train, got none. Choose another method.", key="method"
+        )
     return ParameterCounts(
         trainable=sum(trainable.values()),
         new=sum(size for name, size in trainable.items() if is_new(name, new)),
@@ -321,8 +328,11 @@ def untie_head(model: "PreTrainedModel") -> None:
     alone = list(head.parameters()) == [head.weight]
     if config.is_encoder_decoder or not model.can_generate() or not alone:
         raise InputError(
-            f"method.untie=true needs a causal language model, got {type(model).__name__}; choose"
-            " method=top2 or method=bitfit."
+            f"method.untie=true needs a causal language model, got {type(model).__name__}. Choose"
+            " another method, such as method=bitfit.",
+            key="method.untie",
+            value=True,
+            hint="method=top2",
         )
     head.weight = nn.Parameter(head.weight.detach().clone())
     for part in (config, config.get_text_config()):
@@ -356,8 +366,11 @@ def block_list(model: "PreTrainedModel") -> "nn.ModuleList":
     outermost = block_lists(_body(model))
     if not outermost:
         raise InputError(
-            f"method=top2 needs a model with a list of transformer blocks, got none in"
-            f" {type(model).__name__}; choose method=bitfit or method=full."
+            f"method=top2 needs a model with a list of transformer blocks, but"
+            f" {type(model).__name__} has none. Choose another method, such as method=full.",
+            key="method",
+            value="top2",
+            hint="method=bitfit",
         )
     return max(outermost, key=lambda blocks: size_of(blocks.parameters()))
 

@@ -38,7 +38,10 @@ class Compacter(BottleneckMethod):
         if self.bottleneck is not None and self.bottleneck % self.n:
             raise InputError(
                 f"method.bottleneck must be a multiple of method.n={self.n}, got"
-                f" {self.bottleneck}; null takes one that is."
+                f" {self.bottleneck}.",
+                key="method.bottleneck",
+                value=self.bottleneck,
+                hint="method.bottleneck=null",
             )
 
     def check_width(self, width: int) -> None:
@@ -50,7 +53,9 @@ class Compacter(BottleneckMethod):
         super().check_width(width)
         if width % self.n:
             raise InputError(
-                f"method.n must divide the hidden size {width}, got {self.n}; choose one that does."
+                f"method.n must divide the hidden size {width}, got {self.n}.",
+                key="method.n",
+                value=self.n,
             )
 
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":

@@ -239,8 +239,11 @@ def dense_layers(model: PreTrainedModel, new: frozenset[str]) -> dict[str, nn.Li
             continue
         if module.weight in seen:
             raise InputError(
-                f"method=rgp must have a weight for each dense layer, got a shared one in {name};"
-                " choose another method, such as method=full."
+                f"method=rgp needs a separate weight for each dense layer, but {name} shares its"
+                " weight.",
+                key="method",
+                value="rgp",
+                hint="method=full",
             )
         seen.add(module.weight)
         layers[name] = module

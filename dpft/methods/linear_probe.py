@@ -43,9 +43,12 @@ class LinearProbe(Method):
         if is_tied(model):
             if not self.untie:
                 raise InputError(
-                    f"method=linear_probe needs a head of its own, got {type(model).__name__} whose"
-                    " head is tied to its embeddings; set method.untie=true to train a copy of"
-                    " them, or choose method=top2 or method=bitfit."
+                    f"method=linear_probe needs a separate head, but {type(model).__name__} ties"
+                    " its head to its embeddings. Train a copy of them, or choose method=top2 or"
+                    " method=bitfit.",
+                    key="method.untie",
+                    value=False,
+                    hint="method.untie=true",
                 )
             untie_head(model)
         head = head_parameters(model)

@@ -71,11 +71,16 @@ class Lora(PeftMethod):
     null takes queries and values."""
 
     own_parts: ClassVar[str] = "lora_"
-    remedy: ClassVar[str] = "choose other layers with method.targets"
+    remedy: ClassVar[str] = "Choose other layers with method.targets"
 
     def _check_fields(self) -> None:
         if self.targets is not None and not self.targets:
-            raise InputError("method.targets must name a layer, got none; null takes the default.")
+            raise InputError(
+                "method.targets must name at least one layer, got none.",
+                key="method.targets",
+                value=self.targets,
+                hint="method.targets=null",
+            )
 
     def configure(
         self, model: "PreTrainedModel", task: "TaskType | None", new_modules: list[str]
@@ -117,8 +122,11 @@ class Lora(PeftMethod):
         for name, layer in changed_layers(model).items():
             if layer.get_base_layer().weight in shared:
                 raise InputError(
-                    "merge=true needs LoRA on weights that no other layer shares, got"
-                    f" {name}; keep the adapter as it is."
+                    "merge=true needs LoRA on weights that no other layer shares, but"
+                    f" {name} shares its weight.",
+                    key="merge",
+                    value=True,
+                    hint="merge=false",
                 )
         adapted: Any = model
         return cast("PreTrainedModel", adapted.merge_and_unload())
@@ -148,8 +156,11 @@ class Lora(PeftMethod):
             layers = _all_linear(model, modules)
             if not layers:
                 raise InputError(
-                    f"method.targets={ALL_LINEAR} needs a model with linear layers, got none in"
-                    f" {type(model).__name__}; choose another method, such as method=full."
+                    f"method.targets={ALL_LINEAR} needs a model with linear layers, but"
+                    f" {type(model).__name__} has none.",
+                    key="method.targets",
+                    value=ALL_LINEAR,
+                    hint="method=full",
                 )
             targets = {name.rpartition(".")[2] for name in layers}
         else:
@@ -159,15 +170,20 @@ class Lora(PeftMethod):
                 matches = _ending_in([target], layers)
                 if not matches or not all(map(_can_change, matches.values())):
                     raise InputError(
-                        f"method.targets must name layers that LoRA can change, got {target!r}; in"
-                        f" {type(model).__name__} they are {_last_parts(modules)}."
+                        f"method.targets must name layers that LoRA can change, got {target!r}. In"
+                        f" {type(model).__name__} they are {_last_parts(modules)}.",
+                        key="method.targets",
+                        value=target,
                     )
         for name, layer in layers.items():
             largest = min(_sides(layer))
             if self.rank > largest:
                 raise InputError(
                     f"method.rank must be at most {largest}, the smaller side of {name}, got"
-                    f" {self.rank}; lower it, or leave that layer out of method.targets."
+                    f" {self.rank}. Alternatively, remove that layer from method.targets.",
+                    key="method.rank",
+                    value=self.rank,
+                    hint=f"method.rank={largest}",
                 )
         matches = _ending_in(targets, dict(model.named_modules()))
         is_exact = layers.keys() == {name for name in matches if not _is_inside(name, saved_whole)}
@@ -205,8 +221,10 @@ def _default_targets(
         if names.issuperset(targets):
             return targets
     raise InputError(
-        f"method.targets has no default for a {kind} model, got null; try"
-        f" method.targets={ALL_LINEAR}, or name some of {_last_parts(modules)}."
+        f"method.targets has no default for a {kind} model. Name some of"
+        f" {_last_parts(modules)}, or take all linear layers.",
+        key="method.targets",
+        hint=f"method.targets={ALL_LINEAR}",
     )
 
 

@@ -21,7 +21,7 @@ class PeftMethod(Method):
     trains_beside: ClassVar[bool] = True
     own_parts: ClassVar[str]
     """Part of the names of the parameters that the method itself adds."""
-    remedy: ClassVar[str] = "choose another method"
+    remedy: ClassVar[str] = "Choose another method"
     """Advice if peft does not support the model with these settings."""
 
     @abstractmethod
@@ -47,8 +47,10 @@ class PeftMethod(Method):
             prepared = wrap(model, config)
         except ValueError as error:
             raise InputError(
-                f"method={self.name} must fit the model, got {type(model).__name__}, which peft"
-                f" refuses ({str(error).splitlines()[0].rstrip('.')}); {self.remedy}."
+                f"method={self.name} does not fit {type(model).__name__}, because peft reports"
+                f" {str(error).splitlines()[0].rstrip('.')!r}. {self.remedy}.",
+                key="method",
+                value=self.name,
             ) from error
         for name, parameter in prepared.named_parameters():
             parameter.requires_grad_(self.own_parts in name)
@@ -140,8 +142,10 @@ def check_attends_alone(name: str, model: "PreTrainedModel") -> None:
 
 
 def refuse(name: str, model: "PreTrainedModel", expected: str) -> InputError:
-    """Returns the error of a method that does not fit a model."""
+    """Return the error of a method that does not fit a model."""
     return InputError(
-        f"method={name} needs {expected}, got {type(model).__name__}; choose another method, such"
-        " as method=lora."
+        f"method={name} needs {expected}, got {type(model).__name__}.",
+        key="method",
+        value=name,
+        hint="method=lora",
     )

@@ -68,8 +68,11 @@ class Prefix(PeftMethod):
         # peft's own condition: a recomputed layer would append to the same cache again
         if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
             raise InputError(
-                f"method={self.name} needs model.gradient_checkpointing=false, got true: its"
-                " prefix is a key-value cache, which recomputed layers do without."
+                f"method={self.name} needs model.gradient_checkpointing=false, got true. Recomputed"
+                " layers cannot use its prefix, which is a key-value cache.",
+                key="model.gradient_checkpointing",
+                value=True,
+                hint="model.gradient_checkpointing=false",
             )
 
 

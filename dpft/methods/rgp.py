@@ -53,7 +53,10 @@ class RGP(Method):
             if self.rank > smaller:
                 raise InputError(
                     f"method.rank must be at most the smaller side of every dense layer, {smaller}"
-                    f" in {name}, got {self.rank}; lower it."
+                    f" in {name}, got {self.rank}.",
+                    key="method.rank",
+                    value=self.rank,
+                    hint=f"method.rank={smaller}",
                 )
             wrapped[layer] = ReparametrizedLinear(layer, self.rank)
         for parent in [module for module in model.modules() if module not in wrapped]:

@@ -45,7 +45,10 @@ class TopBlocks(Method):
             shared = f" ({layers} layers share {available})" if available < layers else ""
             raise InputError(
                 f"method.blocks must be at most the {available} block(s) of {type(model).__name__}"
-                f"{shared}, got {self.blocks}; lower it."
+                f"{shared}, got {self.blocks}.",
+                key="method.blocks",
+                value=self.blocks,
+                hint=f"method.blocks={available}",
             )
         opened = {p for block in blocks[-self.blocks :] for p in block.parameters()}
         opened |= final_norm_parameters(model) | head_parameters(model)

@@ -80,8 +80,11 @@ class TwoPhase(Method):
         )
         if not names:
             raise InputError(
-                f"method={self.name} must have a bias to train in its second phase, got none in"
-                f" {type(model).__name__}; choose another method, such as method=full."
+                f"method={self.name} needs a bias to train in its second phase, but"
+                f" {type(model).__name__} has none.",
+                key="method",
+                value=self.name,
+                hint="method=full",
             )
         self._run.second = names
         return model.requires_grad_(True)

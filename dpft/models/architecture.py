@@ -57,6 +57,7 @@ from dpft.models.source import (
     TOKENIZER_FILES,
     WEIGHT_FILES,
     ModelConfig,
+    address,
     check_folder,
     loading_errors,
     origin,
@@ -166,7 +167,9 @@ def language_kind(config: PretrainedConfig) -> str:
         return CAUSAL
     raise InputError(
         f"the model must be a causal, masked or seq2seq language model, got model type"
-        f" {config.model_type}; choose another model."
+        f" {config.model_type}. Choose another model.",
+        key="model",
+        value=config.model_type,
     )
 
 
@@ -232,8 +235,10 @@ def fresh_model(config: PretrainedConfig, head: Head, pooling: str | None) -> Pr
         model = PooledClassifier(config)
     elif head.kind == CLASSIFIER and type(config) not in SEQUENCE_CLASSIFIERS:
         raise InputError(
-            f"transformers has no classifier of model type {config.model_type}; set"
-            " model.pooling=mean to classify by the mean over a text's tokens."
+            f"transformers has no classifier for model type {config.model_type}. dpft can classify"
+            " by the mean over a text's tokens.",
+            key="model.pooling",
+            hint="model.pooling=mean",
         )
     else:
         try:
@@ -320,8 +325,10 @@ def own_tokenizer_folder(model: ModelConfig) -> Path | None:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(
             f"model.tokenizer must be the folder of a dpft tokenizer run, or of a tokenizer, got"
-            f" {model.tokenizer!r}, which holds no tokenizer; give the folder that dpft tokenizer"
-            " named, and if that has none yet, go on with it by dpft tokenizer resume=RUN."
+            f" {model.tokenizer!r}, which contains no tokenizer. If the run was interrupted, resume"
+            " it with dpft tokenizer resume=RUN.",
+            key="model.tokenizer",
+            value=model.tokenizer,
         )
     return folder
 
@@ -338,8 +345,10 @@ def load_own_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         )
     except Exception as error:  # what the library raises for a damaged file is no kind of its own
         raise InputError(
-            f"model.tokenizer={folder} could not be read as a tokenizer; give a folder written by"
-            " save_pretrained."
+            f"model.tokenizer={folder} cannot be read as a tokenizer. Give a folder written by"
+            " save_pretrained.",
+            key="model.tokenizer",
+            value=str(folder),
         ) from error
     return tokenizer
 
@@ -401,18 +410,23 @@ def read_architecture(model: ModelConfig) -> Architecture:
     """
     if model.folder is not None:
         check_folder(model, model.folder)
+    key, value = address(model)
     with loading_errors(model):
         read = _read(model)
         read.get_text_config()  # fails for a model with several text models
     if getattr(read, "quantization_config", None) is not None:
         raise InputError(
-            f"{origin(model)} is quantized already, by arithmetic that an exact clip may not know;"
-            " give its checkpoint of 16 or 32 bits, with model.quantization=nf4 or int8."
+            f"{origin(model)} is already quantized, and dpft may not clip its arithmetic exactly."
+            " Give its checkpoint of 16 or 32 bits, with model.quantization=nf4 or int8.",
+            key=key,
+            value=value,
         )
     if getattr(read, "transformers_weights", None) is not None:
         raise InputError(
-            f"{origin(model)} names a file of weights of its own (transformers_weights in its"
-            f" config.json), and dpft reads {' or '.join(WEIGHT_FILES)} alone; take the key out."
+            f"{origin(model)} names its own weight file (transformers_weights in its config.json),"
+            f" but dpft reads only {' or '.join(WEIGHT_FILES)}. Remove that key from config.json.",
+            key=key,
+            value=value,
         )
     folder = own_tokenizer_folder(model)
     if folder is not None:
@@ -455,7 +469,9 @@ def _read(model: ModelConfig) -> PretrainedConfig:
             rates = ", ".join(sorted(key for key in config.to_dict() if DROPOUT in key))
             raise InputError(
                 f"model.architecture.{name} must be a dropout rate of {config.model_type}, which"
-                f" has {rates or 'none'}; drop it, or give one of those."
+                f" has {rates or 'none'}. Remove the key, or choose one of these rates.",
+                key=f"model.architecture.{name}",
+                value=model.architecture[name],
             )
         setattr(config, name, model.architecture[name])
     return config
@@ -470,7 +486,9 @@ def _drawn(model: ModelConfig) -> PretrainedConfig:
     except (KeyError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
         raise InputError(
             "model.architecture must name a model_type of transformers, such as t5, and keys of its"
-            f" configuration, got model_type={kind!r}."
+            f" configuration, got model_type={kind!r}.",
+            key="model.architecture",
+            value=kind,
         ) from error
     return config
 

@@ -59,7 +59,8 @@ def group_norm_like(norm: nn.Module) -> nn.GroupNorm:
     if type(norm) not in BATCH_NORMS:
         raise InputError(
             "`dpft.models.batch_norm.replace_batch_norm(model)` needs plain BatchNorm, got"
-            f" {type(norm).__name__}, of which more than the norm would go; choose another model."
+            f" {type(norm).__name__}, which does more than normalize. Choose another model.",
+            key="model",
         )
     channels = norm.num_features
     group_norm = nn.GroupNorm(

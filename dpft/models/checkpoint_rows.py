@@ -27,6 +27,7 @@ from dpft.models.source import (
     UNQUANTIZED,
     WEIGHT_FILES,
     ModelConfig,
+    address,
     check_folder,
     loading_errors,
     origin,
@@ -193,17 +194,20 @@ def base_digest(model: ModelConfig) -> str:
             raise OSError("its config.json is out of reach")
         paths, adapter = _paths(model), _file(model, ADAPTER)
     if adapter is not None:
+        key, value = address(model)
         raise InputError(
-            f"{origin(model)} holds an adapter ({ADAPTER}) beside the model, and a loader takes the"
-            " base that it names; give a model alone."
+            f"{origin(model)} contains an adapter ({ADAPTER}) next to the model, so transformers"
+            " would load the base that the adapter names. Give only the model.",
+            key=key,
+            value=value,
         )
     digests: dict[str, str] = {}
     for path in paths:
         for name, digest in digests_in(Path(path)):
             if digests.setdefault(name, digest) != digest:
                 raise StateError(
-                    f"{path}: tensor {name} stands in another file too, with other values, and a"
-                    " loader may take either; remove one."
+                    f"{path}: tensor {name} is also stored in another file, with other values, and"
+                    " a loader may take either. Remove one of them."
                 )
     settings = {
         key: str(getattr(model, key))

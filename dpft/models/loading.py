@@ -54,6 +54,7 @@ from dpft.models.batch_norm import replace_batch_norm, standardize_weights
 from dpft.models.checkpoint_rows import CheckpointRows, NotInShards
 from dpft.models.source import (
     ModelConfig,
+    address,
     check_tokenizer_files,
     check_weight_files,
     loading_errors,
@@ -77,8 +78,10 @@ def language_head(architecture: Architecture) -> Head:
     model, kind = architecture.model, language_kind(architecture.config())
     if model.has_no_weights and model.tokenizer is None:
         raise InputError(
-            f"model={model.name} has no tokenizer; give model.tokenizer=RUN, the folder of a"
-            " dpft tokenizer run, or of any tokenizer."
+            f"model={model.name} has no tokenizer. Set model.tokenizer to the folder of a dpft"
+            " tokenizer run, or of any tokenizer.",
+            key="model.tokenizer",
+            hint="model.tokenizer=RUN",
         )
     return Head(kind=kind)
 
@@ -107,6 +110,7 @@ def new_names(architecture: Architecture, head: Head = CAUSAL_HEAD) -> frozenset
             its task asks.
     """
     model = architecture.model
+    key, value = address(model)
     with loading_errors(model, describe(head)):
         new = new_parameters(
             architecture.config(head),
@@ -118,9 +122,11 @@ def new_names(architecture: Architecture, head: Head = CAUSAL_HEAD) -> frozenset
         _check_reads_texts(architecture)
     if new and head.kind in LANGUAGE_KINDS and model.init == "pretrained":
         raise InputError(
-            f"{origin(model)} has no trained head of a {head.kind} language model"
-            f" (its checkpoint has no {min(new)});"
-            " choose a model that has, or a classification head with task.objective=cls."
+            f"{origin(model)} has no trained head of a {head.kind} language model (its checkpoint"
+            f" has no {min(new)}). Choose a model that has, or a classification head.",
+            key=key,
+            value=value,
+            hint="task.objective=cls",
         )
     return new
 
@@ -132,12 +138,15 @@ def _check_reads_texts(architecture: Architecture) -> None:
         InputError: It needs an image, or only an image reaches a layer that would train.
     """
     config, model = architecture.config(), architecture.model
+    key, value = address(model)
     if not is_multimodal(config) or (kind := language_kind(config)) == MASKED:
         return
     if kind == SEQ2SEQ:
         raise InputError(
-            f"{origin(model)} reads images in its encoder, and {config.model_type} is not"
-            " supported; choose another model."
+            f"{origin(model)} reads images in its encoder, which is not supported for model type"
+            f" {config.model_type}. Choose another model.",
+            key=key,
+            value=value,
         )
     with loading_errors(model, describe(CAUSAL_HEAD)), without_storage():
         shape = fresh_model(config, CAUSAL_HEAD, None)
@@ -146,8 +155,10 @@ def _check_reads_texts(architecture: Architecture) -> None:
         shape(input_ids=tokens).logits.sum().backward()
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"{origin(model)} must read texts without images, and {type(shape).__name__} does not"
-            f" ({str(error).splitlines()[0].rstrip('.')}); choose another model."
+            f"{origin(model)} must read texts without images, but {type(shape).__name__} does not"
+            f" ({str(error).splitlines()[0].rstrip('.')}). Choose another model.",
+            key=key,
+            value=value,
         ) from error
     except (NotImplementedError, RuntimeError):  # an operation needs values: the self-check decides
         return
@@ -156,8 +167,10 @@ def _check_reads_texts(architecture: Architecture) -> None:
     noisy = next((name for name in unreached if not is_inside(name, idle)), None)
     if noisy is not None:
         raise InputError(
-            f"{origin(model)} has layers that only images or sounds reach, such as {noisy}, and"
-            " they would train on noise; choose another model."
+            f"{origin(model)} has layers that only images or sounds reach, such as {noisy}, so that"
+            " they would train on noise. Choose another model.",
+            key=key,
+            value=value,
         )
 
 
@@ -215,24 +228,31 @@ def load_tokenizer(
     """
     tokenizer = _tokenizer_of(architecture.model)
     place, rows = origin(architecture.model), architecture.vocabulary_size
+    key, value = address(architecture.model)
     if _own_size(tokenizer, added) > rows and tokenizer.is_fast:
         # AutoTokenizer took the class of the architecture (Qwen3.5), which adds special tokens
         # that the files do not have; the generic class adds none.
         tokenizer = _tokenizer_of(architecture.model, PreTrainedTokenizerFast)
     writes = kind in (CAUSAL, SEQ2SEQ)
     if kind == MASKED and tokenizer.mask_token_id is None:
-        raise InputError(f"The tokenizer of {place} has no mask token; give it one.")
+        raise InputError(
+            f"The tokenizer of {place} has no mask token. Set its mask_token.", key=key, value=value
+        )
     if tokenizer.eos_token_id is None and (writes or tokenizer.pad_token_id is None):
         raise InputError(
-            f"The tokenizer of {place} has no end-of-text token; give it an eos_token."
+            f"The tokenizer of {place} has no end-of-text token. Set its eos_token.",
+            key=key,
+            value=value,
         )
     if _own_size(tokenizer, added) > rows and tokenizer.is_fast:
         _remove_tokens_without_row(tokenizer, rows)
     size = _own_size(tokenizer, added)
     if size > rows:
         raise InputError(
-            f"The tokenizer of {place} has {size} tokens where the model has"
-            f" {rows}; give the tokenizer that belongs to the model."
+            f"The tokenizer of {place} has {size} tokens, but the model has {rows}. Give the"
+            " tokenizer that belongs to the model.",
+            key=key,
+            value=value,
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -277,13 +297,19 @@ def _changed(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
     fix_rotary_scale(model)
     if settings.replace_batch_norm and not replace_batch_norm(model):
         raise InputError(
-            f"model.replace_batch_norm=true needs a model with BatchNorm, got {origin(settings)}"
-            " without; set it to false."
+            f"model.replace_batch_norm=true needs a model with BatchNorm, but {origin(settings)}"
+            " has none.",
+            key="model.replace_batch_norm",
+            value=True,
+            hint="model.replace_batch_norm=false",
         )
     if settings.standardize_weights and not standardize_weights(model):
         raise InputError(
-            f"model.standardize_weights=true needs a model with convolutions, got"
-            f" {origin(settings)} without; set it to false."
+            f"model.standardize_weights=true needs a model with convolutions, but"
+            f" {origin(settings)} has none.",
+            key="model.standardize_weights",
+            value=True,
+            hint="model.standardize_weights=false",
         )
     return model
 
@@ -328,15 +354,23 @@ def _pretrained(
     # A pooler that the mean takes the place of may be missing.
     missing = [name for name in missing if not (pooled and name.startswith("pooler."))]
     if missing:
+        key, value = address(settings)
         raise InputError(
             f"{origin(settings)} lacks {len(missing)} of the model's weights, the first of them"
-            f" {missing[0]}; give a checkpoint of a {head.kind} model, or model.init=random."
+            f" {missing[0]}. Give a checkpoint of a {head.kind} model, or train from random"
+            " weights.",
+            key=key,
+            value=value,
+            hint="model.init=random",
         )
     model: PreTrainedModel = loaded[0]
     if settings.is_quantized and not _quantization(settings).freeze_arithmetic(model):
         raise InputError(
-            f"model.quantization={settings.quantization} needs a model with linear layers, got"
-            f" {origin(settings)} without; set it to none."
+            f"model.quantization={settings.quantization} needs a model with linear layers, but"
+            f" {origin(settings)} has none.",
+            key="model.quantization",
+            value=settings.quantization,
+            hint="model.quantization=none",
         )
     if settings.is_no_address:
         model.name_or_path = model.config._name_or_path = ""
@@ -354,7 +388,10 @@ def _quantization(settings: ModelConfig) -> Any:
     if find_spec("bitsandbytes") is None:
         raise InputError(
             f"model.quantization={settings.quantization} needs bitsandbytes, which is not"
-            " installed; install it with pip install 'dpft[quantization]'."
+            " installed.",
+            key="model.quantization",
+            value=settings.quantization,
+            hint="pip install 'dpft[quantization]'",
         )
     return import_module("dpft.models.quantization")
 
@@ -467,8 +504,10 @@ def known_tokens(
     missing = [token for token in tokens if token not in tokenizer.get_vocab()]
     if missing:
         raise InputError(
-            f"task={task} needs a tokenizer with {missing[0]}, which training it adds, got"
-            " one without; give a run of this task."
+            f"task={task} needs a tokenizer with {missing[0]}, which training adds, but this"
+            " tokenizer has none. Give a run of this task.",
+            key="task",
+            value=task,
         )
     return tuple(tokens)
 

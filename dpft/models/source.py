@@ -77,15 +77,25 @@ class ModelConfig(Section):
         self._check_quantization()
         if self.tokenizer is not None and self.init != "random":
             raise InputError(
-                f"model.tokenizer needs model.init=random, got {self.init}: a checkpoint's weights"
-                " are of its own vocabulary; drop one."
+                f"model.tokenizer needs model.init=random, got {self.init}, because the weights of"
+                " a checkpoint belong to its own vocabulary.",
+                key="model.tokenizer",
+                value=self.tokenizer,
+                hint="model.init=random",
             )
         places = (self.path, self.hub_name, self.embedded or None, self.architecture or None)
         if all(place is None for place in places):
-            raise InputError("model needs model.path, model.hub_name or model.embedded=true.")
+            raise InputError(
+                "model needs model.path, model.hub_name or model.embedded=true.",
+                key="model",
+                value=self.name,
+            )
         if self.has_no_weights and self.init != "random":
             raise InputError(
-                f"model={self.name} has no weights, only an architecture; set model.init=random."
+                f"model={self.name} has no weights, only an architecture.",
+                key="model.init",
+                value=self.init,
+                hint="model.init=random",
             )
 
     def _check_quantization(self) -> None:
@@ -93,20 +103,27 @@ class ModelConfig(Section):
         if quantization not in QUANTIZATIONS:
             raise InputError(
                 f"model.quantization must be one of {', '.join(QUANTIZATIONS)}, got"
-                f" {quantization!r}."
+                f" {quantization!r}.",
+                key="model.quantization",
+                value=quantization,
             )
         if quantization == UNQUANTIZED:
             return
         if self.init != "pretrained":
             raise InputError(
-                f"model.quantization={quantization} needs model.init=pretrained, got {self.init}:"
-                " frozen weights that never learned anything are of no use; set it to none."
+                f"model.quantization={quantization} needs model.init=pretrained, got {self.init},"
+                " because quantized weights stay frozen and would stay random.",
+                key="model.quantization",
+                value=quantization,
+                hint="model.quantization=none",
             )
         if self.is_no_address:
             raise InputError(
-                f"model.quantization={quantization} needs weights that are found again where they"
-                f" lie, got model={self.name}, which a run saves anew; set model.path to a folder"
-                " of your own, or model.hub_name."
+                f"model.quantization={quantization} does not support model={self.name}, because a"
+                " run saves its own copy of this model. Set model.path to a folder of yours, or set"
+                " model.hub_name.",
+                key="model.quantization",
+                value=quantization,
             )
 
     @property
@@ -166,95 +183,118 @@ def loading_errors(config: ModelConfig, wanted: str = "language model") -> Itera
     except InputError:
         raise
     except (OSError, ValueError, RuntimeError, SafetensorError, ImportError) as error:
+        key, value = address(config)
         if isinstance(error, ImportError) and "timm" in str(error).lower():
-            raise InputError(f"{origin(config)} needs timm, {_lack_of_timm()}.") from error
+            raise InputError(
+                f"{origin(config)} needs timm, {_lack_of_timm()}.", key=key, value=value
+            ) from error
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
             f"{origin(config)} could not be loaded as a {wanted}"
-            f" ({reason}); {_way_out(config, error)}."
+            f" ({reason}). {_remedy(config, error)}.",
+            key=key,
+            value=value,
         ) from error
 
 
 def _lack_of_timm() -> str:
-    """Returns why no model of timm can be made here, and what to do about it."""
+    """Return why no model of timm can be built here, and how to fix it."""
     if find_spec("timm") is None or find_spec("torchvision") is None:
-        return "which is not installed; pip install 'dpft[vision]'"
+        return "which is not installed. Install it with pip install 'dpft[vision]'"
     return (
-        "which cannot be imported, since torchvision cannot; install the torchvision that was built"
-        f" for torch {version('torch')}"
+        "which cannot be imported, because torchvision cannot. Install the torchvision that was"
+        f" built for torch {version('torch')}"
     )
 
 
-def _way_out(config: ModelConfig, error: Exception) -> str:
+def _remedy(config: ModelConfig, error: Exception) -> str:
     if isinstance(error, ImportError):
         return (
-            "install what it asks for, or give a checkpoint that does without: of a quantized one"
-            " (quantization_config in its config.json), the model before quantization"
+            "Install the missing package, or give a checkpoint that does not need it, such as the"
+            " original of a quantized model (quantization_config in its config.json)"
         )
     if config.folder is not None:
-        return "give a folder written by save_pretrained with safetensors, or a hub model"
+        return "Give a folder written by save_pretrained with safetensors, or a hub model"
     if hub_is_reachable():
-        return "correct model.hub_name and model.revision, or give a local folder with model.path"
+        return "Correct model.hub_name and model.revision, or give a local folder with model.path"
     return (
-        "the hub is not reachable: connect, or give local files with model.path=DIR and"
-        " task.data_dir=DIR, or run without a network on model=tiny task.source=embedded"
+        "Connect, because the hub is not reachable, or give local files with model.path=DIR and"
+        " task.data_dir=DIR, or use model=tiny task.source=embedded without a network"
     )
+
+
+def address(config: ModelConfig) -> tuple[str, str]:
+    """Return the configuration key that states where the model is, and its value."""
+    if config.path is not None:
+        return "model.path", config.path
+    if config.embedded or config.is_drawn:
+        return "model", config.name
+    return "model.hub_name", f"{config.hub_name}"
 
 
 def origin(config: ModelConfig) -> str:
-    """Returns the source in the user's own words, for messages."""
-    if config.path is not None:
-        return f"model.path={config.path}"
-    if config.embedded or config.is_drawn:
-        return f"model={config.name}"
-    return f"model.hub_name={config.hub_name}"
+    """Return the argument that states where the model is, for messages."""
+    return "=".join(address(config))
 
 
 def check_folder(config: ModelConfig, folder: Path) -> None:
-    """Refuses what is no folder of a model.
+    """Reject a folder that is not the folder of a model.
 
     Raises:
         InputError: There is no folder, or no config.json in it.
     """
+    key, value = address(config)
     if not folder.is_dir():
         raise InputError(
-            f"{origin(config)} must be a folder with a model, and there is none;"
-            " give a folder written by save_pretrained, or model=tiny."
+            f"{origin(config)} must be a folder with a model, but no such folder exists. Give a"
+            " folder written by save_pretrained, or model=tiny.",
+            key=key,
+            value=value,
         )
     if not (folder / "config.json").is_file():
         raise InputError(
-            f"{origin(config)} must hold config.json; give a folder written by save_pretrained."
+            f"{origin(config)} must contain config.json. Give a folder written by save_pretrained.",
+            key=key,
+            value=value,
         )
 
 
 def check_weight_files(config: ModelConfig, folder: Path) -> None:
-    """Refuses a folder without safetensors, or with an adapter beside them.
+    """Reject a folder without safetensors, or with an adapter next to them.
 
     Raises:
         InputError: There are none, or a loader may put the adapter on them or on another base.
     """
+    key, value = address(config)
     if (folder / ADAPTER).exists():
         raise InputError(
-            f"{origin(config)} holds an adapter ({ADAPTER}) beside the model; give a folder of the"
-            " model alone, or of the adapter merged into it."
+            f"{origin(config)} contains an adapter ({ADAPTER}) next to the model. Give a folder"
+            " with only the model, or merge the adapter into the model.",
+            key=key,
+            value=value,
         )
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
         raise InputError(
-            f"{origin(config)} holds no weights ({' or '.join(WEIGHT_FILES)}; other formats are"
-            " not read); give a folder that does, or set model.init=random to train from a fresh"
-            " initialization."
+            f"{origin(config)} contains no weights ({' or '.join(WEIGHT_FILES)}; other formats are"
+            " not read). Give a folder that does, or train from random weights.",
+            key=key,
+            value=value,
+            hint="model.init=random",
         )
 
 
 def check_tokenizer_files(config: ModelConfig, folder: Path) -> None:
-    """Refuses a folder without a tokenizer.
+    """Reject a folder without a tokenizer.
 
     Raises:
         InputError: There is none.
     """
+    key, value = address(config)
     # transformers would build an empty vocabulary without a word
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(
-            f"{origin(config)} holds no tokenizer ({', '.join(TOKENIZER_FILES)});"
-            " copy the tokenizer's files beside the model's."
+            f"{origin(config)} contains no tokenizer ({', '.join(TOKENIZER_FILES)}). Copy the files"
+            " of the tokenizer into the folder.",
+            key=key,
+            value=value,
         )

@@ -80,13 +80,17 @@ class ParallelConfig(Section):
     def _check_fields(self) -> None:
         if self.name == "none" and self.world_size not in (None, 1):
             raise InputError(
-                f"parallel=none is one process, got parallel.world_size={self.world_size}; add"
-                " parallel=ddp or parallel=fsdp, or leave it out."
+                f"parallel=none runs in one process, got parallel.world_size={self.world_size}.",
+                key="parallel.world_size",
+                value=self.world_size,
+                hint="parallel=ddp",
             )
         if self.name != "fsdp" and (self.shard_size is not None or self.accumulate != WHOLE):
             raise InputError(
-                f"parallel.shard_size and parallel.accumulate are for parallel=fsdp, got"
-                f" parallel={self.name}; drop them, or choose fsdp."
+                "parallel.shard_size and parallel.accumulate have an effect only with"
+                f" parallel=fsdp, got parallel={self.name}. Remove them, or change parallel.",
+                key="parallel.shard_size",
+                hint="parallel=fsdp",
             )
 
 
@@ -135,7 +139,10 @@ def check_shards(config: ParallelConfig, processes: int) -> None:
     if size is not None and processes % size:
         raise InputError(
             f"parallel.shard_size must divide the number of processes, got {size} for {processes}"
-            " processes; choose a divisor of it, or leave it out for one shard on each."
+            " processes. Choose a divisor, or null for one shard in each process.",
+            key="parallel.shard_size",
+            value=size,
+            hint="parallel.shard_size=null",
         )
 
 
@@ -148,7 +155,9 @@ def refuse_several(name: str) -> None:
     launched = world()
     if launched is not None and launched.size > 1 and name not in SHARED:
         raise InputError(
-            f"dpft {name} is for one process, got {launched.size} of them; run it without torchrun."
+            f"dpft {name} runs in one process, got {launched.size}. Run it without torchrun.",
+            key="WORLD_SIZE",
+            value=launched.size,
         )
 
 
@@ -164,19 +173,27 @@ def check_start(config: ParallelConfig) -> World | None:
     if config.name == "none":
         if launched is not None and launched.size > 1:
             raise InputError(
-                f"parallel=none is one process, got {launched.size} of them, each of which would"
-                " spend its own epsilon; add parallel=ddp, or start one."
+                f"parallel=none runs in one process, got {launched.size}, each of which would"
+                " spend its own epsilon. Use parallel=ddp, or start one process.",
+                key="parallel",
+                value="none",
+                hint="parallel=ddp",
             )
         return None
     if launched is None:
         raise InputError(
-            f"parallel={config.name} needs the processes of torchrun, got none; start them by"
-            f" {HOW_TO_START}."
+            f"parallel={config.name} needs the processes of torchrun, got none. Start them with"
+            f" {HOW_TO_START}.",
+            key="parallel",
+            value=config.name,
         )
     if config.world_size not in (None, launched.size):
         raise InputError(
             f"parallel.world_size must be the number of processes, got {config.world_size} for"
-            f" {launched.size} processes; leave it out: it is for dpft plan."
+            f" {launched.size} processes. Only dpft plan needs this key.",
+            key="parallel.world_size",
+            value=config.world_size,
+            hint="parallel.world_size=null",
         )
     check_shards(config, launched.size)
     # A batch's size, which is private, can be read from such logs.
@@ -184,8 +201,11 @@ def check_start(config: ParallelConfig) -> World | None:
         value = os.environ.get(name, "")
         if value.upper() not in harmless:
             raise InputError(
-                f"{name} must not be set where processes share a run, got {value}: torch would"
-                " show how many records each step drew; unset it."
+                f"{name} must not be set if processes share a run, got {value}: torch would log"
+                " how many records each step drew.",
+                key=name,
+                value=value,
+                hint=f"unset {name}",
             )
     return launched
 
@@ -196,8 +216,10 @@ def _number(name: str, otherwise: int | None = None) -> int:
         return otherwise
     if text is None or not text.isdecimal():
         raise InputError(
-            f"{name} must be a number in the environment, as torchrun sets it, got {text!r}; start"
-            f" the processes by {HOW_TO_START}."
+            f"{name} must be a number in the environment, as torchrun sets it, got {text!r}. Start"
+            f" the processes with {HOW_TO_START}.",
+            key=name,
+            value=text,
         )
     return int(text)
 
@@ -229,7 +251,8 @@ def check_restarts(*, resumes: bool, advice: str) -> None:
     why = None if resumes else restarts()
     if why is not None:
         raise InputError(
-            f"{why}, and each restart would begin a second run with a separate epsilon; {advice}."
+            f"{why}, and each restart would begin a second run with a separate epsilon; {advice}.",
+            key="resume",
         )
 
 

@@ -89,8 +89,11 @@ def own_device(device: torch.device, ranks: Ranks) -> torch.device:
     if ranks.local_rank >= count:
         raise InputError(
             f"train.device={device.type} needs a device for each process, got {count} for rank"
-            f" {ranks.local_rank} of this machine; start at most {count} there, or use"
-            " train.device=cpu."
+            f" {ranks.local_rank} of this machine. Start at most {count} processes there, or use"
+            " the CPU.",
+            key="train.device",
+            value=device.type,
+            hint="train.device=cpu",
         )
     local_device = torch.device(device.type, ranks.local_rank)
     torch.accelerator.set_device_index(ranks.local_rank)
@@ -113,12 +116,15 @@ def _join(config: ParallelConfig, launched: World) -> None:
     if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
         port = os.environ.get("MASTER_PORT")
         raise InputError(
-            f"MASTER_PORT={port} is in use by another program; choose another port, with"
-            " torchrun by --master_port=PORT."
+            f"MASTER_PORT={port} is in use by another program. Choose another port, for example"
+            " with torchrun --master_port=PORT.",
+            key="MASTER_PORT",
+            value=port,
         )
     raise InputError(
-        f"the {launched.size} processes of a run must all come to MASTER_ADDR and MASTER_PORT"
-        f" within {MEETING.total_seconds():.0f} seconds, and did not; start all of them at once."
+        f"The {launched.size} processes of the run must reach MASTER_ADDR and MASTER_PORT within"
+        f" {MEETING.total_seconds():.0f} seconds, but did not. Start all of them at once.",
+        key="MASTER_ADDR",
     ) from error
 
 
@@ -207,13 +213,18 @@ def number_of_processes(config: LaunchConfig) -> int:
     """
     if world() is not None:
         raise InputError(
-            "launch=local starts processes itself, got those of torchrun; drop one of the two."
+            "launch=local starts processes itself, but torchrun has started some already. Use"
+            " only one of the two.",
+            key="launch",
+            value="local",
+            hint="launch=none",
         )
     processes = config.processes or torch.accelerator.device_count()
     if not processes:
         raise InputError(
-            "launch.processes must say how many processes to start where there is no accelerator,"
-            " got null; give launch.processes=2, say."
+            "launch.processes must be set on a machine without an accelerator, got null.",
+            key="launch.processes",
+            hint="launch.processes=2",
         )
     return processes
 
@@ -233,8 +244,8 @@ def ended(failures: Mapping[int, ProcessFailure]) -> DpftError:
         if code < 0 and code != -signal.SIGTERM:
             name = signal.Signals(-code).name
             return RunError(
-                f"process {rank} of the run was killed by {name}; a run that has taken a step"
-                " can be resumed with resume=RUN, or by itself with launch.max_restarts=N."
+                f"Process {rank} of the run was killed by {name}. A run that has taken a step can"
+                " be resumed with resume=RUN, or automatically with launch.max_restarts=N.",
             )
     codes = [code for code in early.values() if code > 0]
     return SaidElsewhere("an error", codes[0] if codes else 128 + signal.SIGTERM)

@@ -117,13 +117,16 @@ def check_can_be_sharded(model: nn.Module) -> None:
         if parameter.dim() == 0:
             reason = "it is one number without a dimension"
         elif not parameter.is_contiguous():
-            reason = "it does not lie in one piece"
+            reason = "it is not contiguous in memory"
         elif isinstance(parameter, DTensor):
-            reason = "it is cut already"
+            reason = "it is sharded already"
         if reason is not None:
             raise InputError(
                 f"parallel=fsdp cannot shard the parameter {name} of {type(model).__name__}:"
-                f" {reason}; choose parallel=ddp or another model."
+                f" {reason}. Choose another model or parallel=ddp.",
+                key="parallel",
+                value="fsdp",
+                hint="parallel=ddp",
             )
 
 

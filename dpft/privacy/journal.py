@@ -171,13 +171,13 @@ def read_journal(path: Path) -> dict[int, dict[str, Any]]:
         step = entry.get("step") if isinstance(entry, dict) else None
         if type(step) is not int:
             raise StateError(
-                f"{path}, line {number}: expected one JSON object with a step, a whole number, got"
-                " a damaged line. Put it back as it was."
+                f"{path}, line {number}: expected a JSON object with a whole number step, got a"
+                " damaged line. Restore the original file."
             )
         if step != last + 1 and (step != last or last == 0):
             raise StateError(
-                f"{path}, line {number}: expected step {last + 1} of the journal, got {step}; it"
-                " was edited, reordered or cut. Put it back as it was."
+                f"{path}, line {number}: expected step {last + 1} of the journal, got {step}. It"
+                " was edited, reordered or cut; restore the original file."
             )
         entries[step], last = entry, step
     return entries
@@ -195,15 +195,14 @@ def check_anchor(path: Path, ledger: LedgerRecord | None, anchor: Anchor) -> Non
     if ledger is None or actual.lines < lines:
         got = "none" if ledger is None else actual.lines
         raise StateError(
-            f"{path}, line {min(actual.lines, lines) + 1}: the ledger must have {lines} lines, as"
-            f" was written down in {anchor.by}, got {got}; it was cut or added to. Put it"
-            " back as it was."
+            f"{path}, line {min(actual.lines, lines) + 1}: the ledger had {lines} lines when"
+            f" {anchor.by} was written, and now has {got}. It was cut; restore the original file."
         )
     if actual.heads[lines] != anchor.head:
         raise StateError(
-            f"{path}, line {lines}: the ledger's head must be {anchor.head}, as was written down in"
-            f" {anchor.by}, got {actual.heads[lines]}; it was replaced, edited or written anew. Put"
-            " it back as it was."
+            f"{path}, line {lines}: the ledger's head was {anchor.head} when {anchor.by} was"
+            f" written, and now is {actual.heads[lines]}. The ledger was replaced or edited;"
+            " restore the original file."
         )
 
 
@@ -221,14 +220,15 @@ def _check_journal(folder: Path, ledger: LedgerRecord, journaled: int) -> None:
     if journaled > ledger.steps + explained:
         line = ledger.line_of(ledger.steps + 1)
         raise StateError(
-            f"{path}, line {line}: {journal} has {journaled} noisy steps and the ledger"
-            f" {ledger.steps}, of which a crash explains {explained} at most; the ledger was cut."
-            " Put it back as it was: the steps that it lacks are spent."
+            f"{path}, line {line}: {journal} has {journaled} noisy steps and the ledger only"
+            f" {ledger.steps}, but a crash can lose at most {explained}. The ledger was cut;"
+            " restore the original file, because the missing steps have spent privacy."
         )
     if ledger.steps > journaled and ledger.steps > _journaled_steps(folder):
         raise StateError(
             f"{journal} must have each of the {ledger.steps} noisy steps of {path}, got"
-            f" {journaled}; it was cut or removed, or the ledger added to. Put it back as it was."
+            f" {journaled}. It was cut or removed, or the ledger was extended; restore the original"
+            " files."
         )
 
 
@@ -253,8 +253,8 @@ def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
             before_first_line = there == _before_first_line(run)
         except (OverflowError, ValidationError) as error:
             raise StateError(
-                f"{path} is damaged: it names no lines and head of the ledger; put it back as it"
-                " was."
+                f"{path} is damaged: it does not state the number of lines and the head of the"
+                " ledger. Restore the original file."
             ) from error
         yield Anchor(there.lines, there.head, str(path), before_first_line)
 

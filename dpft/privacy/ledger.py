@@ -18,6 +18,7 @@ import json
 import math
 import os
 import secrets
+import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -226,8 +227,10 @@ class Ledger:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         except FileExistsError:
             raise InputError(
-                f"{path} exists: the run in this folder has taken noisy steps; "
-                "choose another folder with hydra.run.dir=DIR."
+                f"{path} exists, because the run in this folder has taken noisy steps. "
+                "Choose another folder with hydra.run.dir=DIR.",
+                key="hydra.run.dir",
+                value=str(path.parent),
             ) from None
         run_id = run_id or new_run_id()
         nothing = LedgerRecord(steps=0, mechanisms=(), closed=False, lines=0, head=GENESIS)
@@ -393,7 +396,7 @@ def read_ledger(path: Path) -> LedgerRecord:
             if entry.previous != head or not is_next or closing is not None:
                 raise StateError(
                     f"{place}: the ledger is broken here (expected step {expected_step} after the"
-                    " line before); it was edited, reordered or cut. Put the ledger back as it was."
+                    " previous line). It was edited, reordered or cut; restore the original file."
                 )
             if isinstance(entry, ClosingLine):
                 closing = entry
@@ -401,15 +404,15 @@ def read_ledger(path: Path) -> LedgerRecord:
                 mechanisms.append(entry.mechanism)
             else:
                 raise StateError(
-                    f"{place}: the step must be of a mechanism of the plan in line 1, got another;"
-                    " it was edited. Put the ledger back as it was."
+                    f"{place}: the step's mechanism is not in the plan in line 1. The ledger was"
+                    " edited; restore the original file."
                 )
         head = hash_of(line)
         heads.append(head)
     if torn and closing is not None:
         raise StateError(
-            f"{path}, line {len(lines) + 1}: nothing may follow the closing line; put the ledger"
-            " back as it was."
+            f"{path}, line {len(lines) + 1}: nothing may follow the closing line. Restore the"
+            " original file."
         )
     return LedgerRecord(
         steps=len(mechanisms),
@@ -432,8 +435,8 @@ def _step_or_closing(line: str, place: str) -> StepLine | ClosingLine:
         entry: StepLine | ClosingLine = parse_text(line, kind)
     except (OverflowError, ValidationError):
         raise StateError(
-            f"{place}: expected a noisy step, or the closing line, got a damaged line; put the"
-            " ledger back as it was."
+            f"{place}: expected a noisy step or the closing line, got a damaged line. Restore the"
+            " original file."
         ) from None
     return entry
 
@@ -464,10 +467,12 @@ def _first_of(line: str, path: Path) -> FirstLine:
     }
     version = 0 if is_older else entry.get("schema_version")
     if type(version) is int and version != LEDGER_VERSION:
-        wrote = "dpft 0.3.0 or before" if version < LEDGER_VERSION else "a later dpft"
+        writer = "dpft 0.3.0 or earlier" if version < LEDGER_VERSION else "a later version of dpft"
         raise InputError(
-            f"{path} must be a ledger of schema_version {LEDGER_VERSION}, got one that {wrote}"
-            " wrote; account for it by that version."
+            f"{path} must be a ledger of schema_version {LEDGER_VERSION}, but {writer} wrote it."
+            " Account for it with that version.",
+            key=str(path),
+            value=version,
         )
     try:
         if line == json.dumps(entry, sort_keys=True):
@@ -475,8 +480,8 @@ def _first_of(line: str, path: Path) -> FirstLine:
     except (OverflowError, RecursionError, ValidationError):
         pass
     raise StateError(
-        f"{path}, line 1: the ledger is broken here (expected the line with the run's plan, after"
-        " which all others come); it was edited, reordered or cut. Put the ledger back as it was."
+        f"{path}, line 1: the ledger is broken here (expected the line with the run's plan). It was"
+        " edited, reordered or cut; restore the original file."
     )
 
 
@@ -488,14 +493,13 @@ def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
     """
     if record.plan != plan:
         raise StateError(
-            "the ledger's first line must hold the plan of the run, got another; it was changed"
-            " since. Put the ledger back as it was."
+            "the first line of the ledger does not contain the plan of the run. The ledger was"
+            " changed; restore the original file."
         )
     if not record.closed or not plan.may_end_after(record.streams):
         raise StateError(
-            f"the ledger must hold {plan.steps} steps and be closed, got {record.steps} steps"
-            f"{'' if record.closed else ', not closed'}; it was changed since. Put the ledger back"
-            " as it was."
+            f"the ledger must have {plan.steps} steps and be closed, got {record.steps} steps"
+            f"{'' if record.closed else ', not closed'}. It was changed; restore the original file."
         )
 
 
@@ -570,8 +574,11 @@ def as_mechanisms(taken: Mapping[Noise, int], delta: float) -> tuple[SampledGaus
     thresholds = thresholds_delta(taken)
     if thresholds >= delta:
         raise InputError(
-            f"delta must be above {thresholds:.4g}, which the thresholds of tokenizers take of it,"
-            f" got {delta:.4g}; give a larger one."
+            f"delta must be above {thresholds:.4g}, which the thresholds of tokenizers use, got"
+            f" {delta:.4g}.",
+            key="delta",
+            value=delta,
+            hint=f"delta={2 * thresholds:.2g}",
         )
     return tuple(
         SampledGaussian(
@@ -606,7 +613,9 @@ def _costliest(counts: Collection[Noise], path: Path, planned: Noise | None) -> 
         )
     if planned is None:
         raise InputError(
-            f"{path} must hold one whole step, got none, so that the noise of the one"
-            " step that may have been taken is unknown; go on with the run by resume=RUN."
+            f"{path} contains no complete step, so the noise of the one step that may have been"
+            " taken is unknown. Resume the run first.",
+            key=str(path),
+            hint=f"resume={shlex.quote(str(path.parent))}",
         )
     return planned

@@ -50,7 +50,10 @@ class PoissonBatches:
         if not 0 < expected_batch_size <= num_examples or steps < 1:
             raise InputError(
                 "expected_batch_size must be above 0 and at most num_examples, and steps at least"
-                f" 1, got {expected_batch_size} of {num_examples} and {steps} steps."
+                f" 1, got expected_batch_size={expected_batch_size}, num_examples={num_examples}"
+                f" and steps={steps}.",
+                key="steps" if steps < 1 else "expected_batch_size",
+                value=steps if steps < 1 else expected_batch_size,
             )
         self._num_examples, self._steps = num_examples, steps
         self._key = AgingKey(secret_key("sampling"))
@@ -70,8 +73,10 @@ class PoissonBatches:
         """
         if self._drawn == self._steps:
             raise InputError(
-                f"the {self._steps} batches were drawn already, and epsilon is of no more; make"
-                " new ones, and account for all of them."
+                f"all {self._steps} batches that epsilon accounts for were drawn already. Make a"
+                " new PoissonBatches for more steps, and account for all of them.",
+                key="steps",
+                value=self._steps,
             )
         while self._drawn < self._steps:
             drawn = self._sampler.draw(self._num_examples, step=self._drawn)
@@ -105,14 +110,18 @@ class GaussianNoise:
         if not (noise_std > 0 and expected_batch_size > 0):
             raise InputError(
                 "noise_std and expected_batch_size must be positive, got"
-                f" {noise_std} and {expected_batch_size}."
+                f" {noise_std} and {expected_batch_size}.",
+                key="expected_batch_size" if noise_std > 0 else "noise_std",
+                value=expected_batch_size if noise_std > 0 else noise_std,
             )
         self._parameters = list(parameters)
         devices = {p.device for p in self._parameters if p.requires_grad}
         if len(devices) != 1:
             raise InputError(
-                "parameters must have some that require grad, all on one device, got"
-                f" {len(devices)} devices."
+                "the parameters that require grad must be on one device, got"
+                f" {len(devices)} devices.",
+                key="parameters",
+                value=len(devices),
             )
         self._noise_std, self._divisor = noise_std, expected_batch_size
         self._stream = NoiseStream(devices.pop(), AgingKey(secret_key("noise")))

@@ -117,7 +117,8 @@ class PhasedClipper:
         """Refuses a parameter that would move without noise, or get noise and never move."""
         if [id(p) for p in self._trainable()] != [id(p) for p in self.parameters]:
             raise RunError(
-                "the trainable parameters must stay those the phase began with, got others."
+                "other parameters are trainable than when the phase began. Do not freeze, unfreeze"
+                " or replace parameters within a phase."
             )
 
     def _make(self, number: int) -> PerExampleClipper:

@@ -325,9 +325,13 @@ def check_delta(delta: float, *, num_examples: int, allow_large: bool) -> None:
         InputError: delta is not in (0, 1), or exceeds 1/num_examples and ``allow_large`` is off.
     """
     if not 0 < delta < 1:
-        raise InputError(f"privacy.delta must be in (0, 1), got {delta}.")
+        raise InputError(
+            f"privacy.delta must be in (0, 1), got {delta}.", key="privacy.delta", value=delta
+        )
     if delta > 1 / num_examples and not allow_large:
         raise InputError(
             f"privacy.delta must be at most 1/num_examples = {1 / num_examples:.3g}, got "
-            f"{delta:.3g}; lower it, or set privacy.allow_large_delta=true."
+            f"{delta:.3g}. Lower it, or allow it with privacy.allow_large_delta=true.",
+            key="privacy.delta",
+            value=delta,
         )

@@ -110,9 +110,12 @@ def make_plan(
     )
     if chosen.has_streams and len(phases) > 1:
         raise InputError(
-            f"mechanism={chosen.name} needs a method of one phase, got"
-            f" {' and '.join(phase.method for phase in phases)}: what trains would change within"
-            " the steps whose noise hangs together; take mechanism=dp_sgd."
+            f"mechanism={chosen.name} needs a method with one phase, got"
+            f" {' and '.join(phase.method for phase in phases)}. The trainable parameters would"
+            " change between steps with correlated noise.",
+            key="mechanism",
+            value=chosen.name,
+            hint="mechanism=dp_sgd",
         )
     sample_rate = chosen.rate(expected_batch_size / num_examples)
     compositions = chosen.compositions((steps,))
@@ -148,9 +151,11 @@ def _check_headroom(expected_batch_size: int) -> None:
     headroom = rounding_headroom(expected_batch_size)
     if headroom > MOST_HEADROOM:
         raise InputError(
-            "train.expected_batch_size must be small enough that float32 can add its gradients up,"
-            f" got {expected_batch_size}, where rounding could move the sum by {headroom:.0%} of"
-            " privacy.max_grad_norm; 200000 is possible."
+            f"train.expected_batch_size={expected_batch_size} is too large: rounding in float32"
+            f" could move the sum of its gradients by {headroom:.0%} of privacy.max_grad_norm.",
+            key="train.expected_batch_size",
+            value=expected_batch_size,
+            hint="train.expected_batch_size=200000",
         )
 
 
@@ -165,9 +170,11 @@ def _check_reach(noise_multiplier: float, *, sample_rate: float, steps: int, del
     missing = sample_rate * steps * math.erfc(-beyond / math.sqrt(2)) / 2
     if missing > delta / 1000:
         raise InputError(
-            "privacy.noise_multiplier must be large enough that no outcome lies beyond the tails of"
-            f" float64 noise, got {noise_multiplier:.3g}, with which they could take {missing:.1g}"
-            f" of delta = {delta:.3g}; lower privacy.eps or raise the noise multiplier."
+            f"privacy.noise_multiplier={noise_multiplier:.3g} is too small: the missing tails of"
+            f" float64 noise could use {missing:.1g} of delta = {delta:.3g}. Lower privacy.eps or"
+            " raise privacy.noise_multiplier.",
+            key="privacy.noise_multiplier",
+            value=noise_multiplier,
         )
 
 
@@ -191,7 +198,11 @@ def _noise(
     if config.noise_multiplier is not None:
         return config.noise_multiplier, None
     if config.eps is None:
-        raise InputError("privacy.eps or privacy.noise_multiplier must be given, got neither.")
+        raise InputError(
+            "privacy.eps or privacy.noise_multiplier must be given, got neither.",
+            key="privacy.eps",
+            hint="privacy.eps=3",
+        )
     noise_multiplier, calibration = calibrate_noise_multiplier(
         eps=config.eps,
         delta=delta,

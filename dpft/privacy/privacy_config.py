@@ -75,7 +75,11 @@ class Clipping(PrivacyConfig):
         check_max_grad_norm(self.clipping_norm)
         if self.groups is not None and self.clipping != "per_layer":
             raise InputError(
-                f"privacy.groups needs privacy.clipping=per_layer, got {self.clipping}; drop one."
+                f"privacy.groups has no effect with privacy.clipping={self.clipping}. Remove the"
+                " key, or use per-layer clipping.",
+                key="privacy.groups",
+                value=self.groups,
+                hint="privacy.clipping=per_layer",
             )
 
 
@@ -103,9 +107,11 @@ class NoPrivacy(Clipping):
         for name, field in Clipping.model_fields.items():
             if name != "name" and getattr(self, name) != field.default:
                 raise InputError(
-                    f"privacy.{name} needs privacy.max_grad_norm with privacy=none, got"
-                    f" {getattr(self, name)} and nothing to clip at; give"
-                    " privacy.max_grad_norm=NORM, or drop it."
+                    f"privacy.{name}={getattr(self, name)} has no effect with privacy=none, which"
+                    " clips no gradients by default. Remove the key, or set a clipping norm.",
+                    key=f"privacy.{name}",
+                    value=getattr(self, name),
+                    hint="privacy.max_grad_norm=1",
                 )
 
     @property
@@ -171,7 +177,9 @@ class DifferentialPrivacy(Clipping):
             got = got if self.total_eps is None else "privacy.total_eps too"
             raise InputError(
                 f"exactly one of privacy.eps and privacy.noise_multiplier must be given, got {got}."
-                " Try: privacy.eps=3, or privacy=none for training without privacy."
+                " Use privacy=none to train without privacy.",
+                key="privacy.eps",
+                hint="privacy.eps=3",
             )
         check_unit(self.unit)
         self._check_clipping()
@@ -225,7 +233,10 @@ def check_unit(unit: str) -> None:
     if not unit.strip():
         raise InputError(
             "privacy.unit must be example, or the name of a column such as customer_id, got"
-            f" {unit!r}."
+            f" {unit!r}.",
+            key="privacy.unit",
+            value=unit,
+            hint="privacy.unit=example",
         )
 
 
@@ -243,7 +254,11 @@ def privacy_class(name: str) -> type[PrivacyConfig]:
         InputError: There is no such choice.
     """
     if name not in PRIVACY_CHOICES:
-        raise InputError(f"privacy must be one of {', '.join(PRIVACY_CHOICES)}, got {name!r}.")
+        raise InputError(
+            f"privacy must be one of {', '.join(PRIVACY_CHOICES)}, got {name!r}.",
+            key="privacy",
+            value=name,
+        )
     return PRIVACY_CHOICES[name]
 
 
@@ -280,15 +295,20 @@ class HistogramPrivacy(Section):
                 key for key in ("eps", "delta", "noise_seed") if getattr(self, key) is not None
             ]
             if promised or self.has_units:
+                key = f"privacy.{[*promised, 'unit'][0]}"
                 raise InputError(
-                    "privacy=none makes a vocabulary without a guarantee and has no"
-                    f" privacy.{[*promised, 'unit'][0]}, got both; drop one of the two."
+                    f"{key} has no effect with privacy=none, which counts words without a privacy"
+                    f" guarantee. Remove {key}, or privacy=none.",
+                    key=key,
                 )
         check_unit(self.unit)
         if self.unit == CHUNK:
             raise InputError(
-                "privacy.unit=chunk is of dpft train alone: words are counted of whole records;"
-                " take privacy.unit=example for both."
+                "privacy.unit=chunk is supported only by dpft train, because a tokenizer counts"
+                " words in whole records. Use the same unit for both.",
+                key="privacy.unit",
+                value=self.unit,
+                hint="privacy.unit=example",
             )
 
     @property

@@ -173,9 +173,8 @@ def _also_after_errors(check: Callable[[], None]) -> Iterator[None]:
 
 def _written(name: str, change: str = "was written to") -> RunError:
     return RunError(
-        f"{name} must be what it was before the model ran, but it {change}. Remove the code that"
-        " writes to it, such as max_norm of nn.Embedding or running statistics: it lets one record"
-        " affect another, or a saved model contains what it computed without noise."
+        f"{name} {change} while the model ran, which can reveal records without noise. Remove the"
+        " code that writes to it, such as max_norm of nn.Embedding or running statistics."
     )
 
 
@@ -217,7 +216,8 @@ def _contents(value: Any, name: str) -> Iterator[bytes | memoryview]:
         else:
             raise RunError(
                 f"{name} must be a tensor, a number, a string, or a list or mapping of these, so"
-                f" that it can be compared, got {type(leaf).__name__}. Change get_extra_state."
+                f" that it can be compared, but it contains a {type(leaf).__name__}. Change"
+                " get_extra_state."
             )
     if not isinstance(value, Tensor):
         yield _framed(str(structure))

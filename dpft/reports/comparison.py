@@ -64,8 +64,10 @@ def frame_of(
     for key in over:
         if key not in configs:
             raise InputError(
-                f"over must name keys of the runs' configuration, got {key!r}; the runs differ in"
-                f" {', '.join(differing) or 'none'}."
+                f"over must name keys of the runs' configuration, got {key!r}. The runs differ in"
+                f" {', '.join(differing) or 'no key'}.",
+                key="over",
+                value=key,
             )
     keys = list(dict.fromkeys([*over, *differing])) or ["task.name"]
     scored = [(one, entry) for one in records for entry in one.after() if entry.metrics]
@@ -138,9 +140,11 @@ def choose_metrics(metrics: Sequence[str], wanted: Sequence[str]) -> list[str]:
     for name in wanted:
         if name not in names:
             raise InputError(
-                f"metric must be one of the runs' public scores, got {name!r}; there are"
+                f"metric must be one of the runs' public scores, got {name!r}; these are"
                 f" {', '.join(names) or 'none'}. Scores of private splits are only in each run's"
-                f" {PRIVATE_METRICS}."
+                f" {PRIVATE_METRICS}.",
+                key="metric",
+                value=name,
             )
     return [metric for metric in metrics if metric.removesuffix(MARK) in wanted]
 

@@ -327,15 +327,18 @@ def read_privacy(path: Path) -> RunPrivacy:
     content = read_json(path)
     if "algorithm" in content:
         raise InputError(
-            f"{path.parent} is of dpft tokenizer, which trains no model; its own report says all of"
-            " it."
+            f"{path.parent} is a run of dpft tokenizer, which trains no model. Read the report in"
+            " that folder instead.",
+            key=str(path.parent),
         )
     kind: Any = PrivateRun if "epsilon" in content or "delta" in content else OpenRun
     try:
         privacy: RunPrivacy = parse(content, kind)
         return privacy
     except ValidationError as error:
-        raise StateError(f"{path} is damaged: {in_short(error)}. Restore it.") from None
+        raise StateError(
+            f"{path} is damaged: {in_short(error)}. Restore it from a backup."
+        ) from None
 
 
 def read_statement(path: Path) -> GeneratedPrivacy:

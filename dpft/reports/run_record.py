@@ -219,7 +219,7 @@ def read_run(folder: Path, privacy: RunPrivacy) -> RunRecord:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"cannot read the run in {folder}: {reason}.") from error
+        raise InputError(f"cannot read the run in {folder}: {reason}.", key=str(folder)) from error
 
 
 def with_own_scores(record: RunRecord) -> RunRecord:

@@ -137,15 +137,21 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
                 schema_path = _default_schema(data)
                 if not schema_path.is_file():
                     raise InputError(
-                        "dpft synthesize needs a schema, which says what is public of the table,"
-                        f" got none, and there is no {schema_path}; have one drafted for you to"
-                        f" edit by dpft synthesize data={data} schema=draft."
+                        "dpft synthesize needs a schema, which declares the public facts of the"
+                        f" table, but got none, and {schema_path} does not exist. Draft a schema"
+                        " from the data, then review it.",
+                        key="schema",
+                        hint=f"dpft synthesize {in_shell('data', data)} schema=draft",
                     )
         schema = read_schema(schema_path)
         if config.resume is None:
             _refuse_used(folder)
             if target.exists():
-                raise InputError(f"to must be a new file, got {str(target)!r}, which exists.")
+                raise InputError(
+                    f"to must be a new file, got {str(target)!r}, which exists.",
+                    key="to",
+                    value=str(target),
+                )
             if config.to is not None:
                 check_folder(str(target), key="to")
         condition = Condition.of(schema, config.condition) if config.condition else None
@@ -186,11 +192,13 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
                 key_text, fingerprint = path.read_text(encoding="ascii").split("\n")[:2]
                 key = bytes.fromhex(key_text)
             except (OSError, ValueError):
-                raise StateError(f"{path} is gone or damaged; put it back as it was.") from None
+                raise StateError(f"{path} is missing or damaged. Restore the file.") from None
             if not hmac.compare_digest(table.fingerprint(key), fingerprint):
                 raise InputError(
-                    "resume needs the table that the synthesis was begun with, got another; give"
-                    " the same rows in the same order, or begin anew."
+                    "resume needs the table that the synthesis began with, got another. Use the"
+                    " same rows in the same order, or begin a new synthesis.",
+                    key="resume",
+                    value=config.resume,
                 )
             table = table.split(config.eval.held_out, key)
         logger.info("if this is interrupted, run dpft synthesize %s", in_shell("resume", folder))
@@ -223,9 +231,9 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
         drawn = generate_rows(plan, cells, folder)
         if not drawn.rows:
             raise RunError(
-                f"none of {num} rows kept the schema's rules in {1 + config.retries}"
-                " attempts, and all were given up; begin anew with rules that are kept more often,"
-                " or with more training. What was spent stands in the ledgers."
+                f"none of {num} rows followed the schema's rules in {1 + config.retries} attempts."
+                " Begin a new synthesis with weaker rules or with more training; the ledgers state"
+                " the epsilon that was spent."
             )
         write_outcome(plan, table, drawn, folder)
         shutil.rmtree(folder / BLOCKS, ignore_errors=True)  # their rows are in the table
@@ -243,8 +251,11 @@ def _refuse_used(folder: Path) -> None:
     for name in (SYNTHESIS, LEDGER, TRAINING):
         if (folder / name).exists():
             raise InputError(
-                f"{folder / name} exists: go on with it by dpft synthesize"
-                f" {in_shell('resume', folder)}, or choose another folder with hydra.run.dir=DIR."
+                f"{folder / name} exists. Resume that synthesis, or choose another folder with"
+                " hydra.run.dir=DIR.",
+                key="hydra.run.dir",
+                value=str(folder),
+                hint=f"dpft synthesize {in_shell('resume', folder)}",
             )
     check_writable(folder)
 
@@ -267,13 +278,14 @@ def _histogram(
             return saved_counts
         if not ledger_path.exists():
             raise StateError(
-                f"{ledger_path} is gone, so that what the histogram spent is not known."
+                f"{ledger_path} is missing, so the epsilon of the histogram is unknown. Restore the"
+                " file."
             )
         record = read_ledger(ledger_path)
         is_released = record.released in (None, digest(path))
         if not is_released or len(saved_counts) != plan.counts.cells:
             raise StateError(
-                f"{path} is not what {ledger_path} released; put both back as they were."
+                f"{path} does not match the release in {ledger_path}. Restore both files."
             )
         if not record.closed:
             with Ledger.reopen(ledger_path, record) as ledger:
@@ -292,9 +304,9 @@ def _histogram(
     is_spent = ledger_path.exists() and read_ledger(ledger_path).counted_steps > 0
     if is_spent or (folder / TRAINING).exists():
         raise StateError(
-            f"{path} is missing, but its epsilon was spent, and noise is not drawn twice. Put it"
-            f" back with {ledger_path}; or, after a crash, begin in another folder and compose both"
-            " with dpft account runs=[FIRST,SECOND]."
+            f"{path} is missing, but its epsilon was spent, and noise is not drawn twice. Restore"
+            f" it and {ledger_path}; or, after a crash, begin in another folder and compose both"
+            " with dpft account 'runs=[FIRST,SECOND]'."
         )
     ledger_path.unlink(missing_ok=True)  # interrupted before the step's line: no noise was drawn
     mechanism = plan.counts.replace(
@@ -391,7 +403,11 @@ def synthesize(
         composed = COMMAND.compose(expand(words), run_folder)
         config = configuration(composed.values, composed.words)
         if config.schema_file == DRAFT:
-            raise InputError("schema=draft is for the command line: a person goes through it.")
+            raise InputError(
+                "schema=draft works only on the command line, because you must review the draft.",
+                key="schema",
+                value=DRAFT,
+            )
         answer = make_table(config, run_folder, in_memory)
     assert answer is not None
     import datasets

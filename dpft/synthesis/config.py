@@ -40,12 +40,18 @@ class SharedPrivacy(DifferentialPrivacy):
         super()._check_fields()
         if self.eps is None:
             raise InputError(
-                "dpft synthesize needs privacy.eps, which the histogram and the training share;"
-                " give it in place of noise_multiplier and total_eps."
+                "dpft synthesize needs privacy.eps, which the histogram and the training share,"
+                " instead of noise_multiplier or total_eps.",
+                key="privacy.eps",
+                hint="privacy.eps=4",
             )
         if self.unit == CHUNK:
             raise InputError(
-                "privacy.unit must be example or a column, got chunk: rows of a table are not cut."
+                "privacy.unit must be example or a column, got chunk, but rows of a table are not"
+                " cut.",
+                key="privacy.unit",
+                value=CHUNK,
+                hint="privacy.unit=example",
             )
 
 
@@ -70,11 +76,19 @@ class DrawConfig(DecodeConfig):
 
     def _check_fields(self) -> None:
         if self.max_new_tokens is not None:
-            raise InputError("decode.max_new_tokens follows from the schema's max_tokens; drop it.")
+            raise InputError(
+                "decode.max_new_tokens follows from the schema's max_tokens. Remove the key.",
+                key="decode.max_new_tokens",
+                value=self.max_new_tokens,
+            )
         self.limited_to(1)
         if not self.draws:
             raise InputError(
-                f"decode must be nucleus, got {self.strategy}, which writes the same row each time."
+                f"decode must be nucleus, got {self.strategy}, which generates the same row each"
+                " time.",
+                key="decode",
+                value=self.strategy,
+                hint="decode=nucleus",
             )
 
     def limited_to(self, max_new_tokens: int) -> DecodeConfig:
@@ -154,10 +168,15 @@ class SynthesizeConfig(Root):
         super()._check_fields()
         if self.data is None and self.resume is None:
             raise InputError(
-                "data must be the file of a table, got none; give data=notes.csv, or resume=RUN."
+                "data must be the file of a table, got none. To continue a synthesis, use"
+                " resume=RUN.",
+                key="data",
+                hint="data=notes.csv",
             )
         if self.to is not None and not self.to.endswith(ENDINGS):
-            raise InputError(f"to must end in {', '.join(ENDINGS)}, got {self.to!r}.")
+            raise InputError(
+                f"to must end in {', '.join(ENDINGS)}, got {self.to!r}.", key="to", value=self.to
+            )
 
 
 def expand(overrides: list[str]) -> list[str]:
@@ -183,7 +202,8 @@ def configuration(composed: DictConfig, words: Words) -> SynthesizeConfig:
     others = sorted(set(words.keys) - {"resume", "output"})
     if others:
         raise InputError(
-            f"dpft synthesize resume=RUN goes on as it was begun, got {others[0]} too; drop it."
+            f"dpft synthesize resume=RUN keeps all settings, got {others[0]} too. Remove the key.",
+            key=others[0],
         )
     folder = str(composed.resume)
     path = Path(folder) / SYNTHESIS

@@ -50,7 +50,7 @@ def draft_schema(rows: Iterable[Row], *, unit: str) -> str:
     """
     table = pd.DataFrame([dict(row.sound()) for row in rows], dtype=object)
     if table.empty:
-        raise InputError("data must have rows for a draft to be made of, got none.")
+        raise InputError("data must have rows to make a draft from, got none.", key="data")
     text = HEAD
     for name, cells in table.items():
         line, remark = _guess(str(name), cells.tolist())

@@ -46,20 +46,28 @@ class Condition:
                 columns or cells.
         """
         if len(set(names)) < len(names):
-            raise InputError(f"condition must name each column once, got {list(names)}.")
+            raise InputError(
+                f"condition must name each column once, got {list(names)}.",
+                key="condition",
+                value=list(names),
+            )
         for name in names:
             if name not in schema.named or not schema.named[name].options:
                 allowed = [column.name for column in schema.learned if column.options]
                 raise InputError(
-                    f"condition must name columns of type category or boolean, got {name!r};"
-                    f" choose of {', '.join(allowed) or 'none, for the schema has none'}."
+                    f"condition must name columns of type category or boolean, got {name!r}."
+                    f" Such columns of the schema: {', '.join(allowed) or 'none'}.",
+                    key="condition",
+                    value=name,
                 )
         columns = tuple(schema.named[name] for name in names)
         size = math.prod(len(column.options) for column in columns)
         if size > MOST_CELLS:
             raise InputError(
-                f"condition may make at most {MOST_CELLS} cells, got {size}; drop a column, and the"
-                " model learns it."
+                f"condition may make at most {MOST_CELLS} cells, got {size}. Remove a column, which"
+                " the model then learns.",
+                key="condition",
+                value=size,
             )
         impossible = [cells for cells in schema.impossible if set(cells) <= set(names)]
         rows = (
@@ -72,7 +80,12 @@ class Condition:
             if not any(cells.items() <= row.items() for cells in impossible)
         )
         if not cells:
-            raise InputError("condition has no cell that the schema's impossible leaves; mend it.")
+            raise InputError(
+                "condition has no possible cell, because the schema's list `impossible` excludes"
+                " all of them. Remove values from the list.",
+                key="condition",
+                value=list(names),
+            )
         return cls(columns=columns, cells=cells)
 
     @cached_property
@@ -99,8 +112,9 @@ class Condition:
         if mean < noise:
             raise InputError(
                 f"condition makes {len(self.cells)} cells of {num_examples} examples, {mean:.3g}"
-                f" each, under noise of {noise:.3g}: they would be all noise; name fewer"
-                " columns, or raise privacy.share or privacy.eps."
+                f" each, which is less than the noise of {noise:.3g}. Name fewer columns, or raise"
+                " privacy.share or privacy.eps.",
+                key="condition",
             )
         return GaussianCounts(noise_std=noise, l2_cap=1.0, cells=len(self.cells), delta=delta)
 

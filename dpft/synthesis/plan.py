@@ -81,7 +81,9 @@ def row_tokenizer(config: SynthesizeConfig, rows: RowFormat) -> Any:
     if config.privacy.has_units and config.privacy.unit not in units:
         raise InputError(
             "privacy.unit must be a column of the schema, of type: id or type: drop, and not named"
-            f" {GIVEN_COLUMN} or {ROW_COLUMN}, got {config.privacy.unit!r}."
+            f" {GIVEN_COLUMN} or {ROW_COLUMN}, got {config.privacy.unit!r}.",
+            key="privacy.unit",
+            value=config.privacy.unit,
         )
     task = plain_training(64).task
     trained = TrainedModel(architecture=read_architecture(config.model))
@@ -91,9 +93,12 @@ def row_tokenizer(config: SynthesizeConfig, rows: RowFormat) -> Any:
     positions = max_positions(trained.architecture.config())
     if positions is not None and length > positions:
         raise InputError(
-            f"the longest row that the schema allows has {length} tokens, and"
-            f" model={config.model.name} has room for {positions}; lower max_tokens of its texts,"
-            " drop a column, or set form=array."
+            f"the longest row that the schema allows has {length} tokens, but"
+            f" model={config.model.name} has room for {positions}. Lower max_tokens of its texts,"
+            " remove a column, or omit the column names.",
+            key="model",
+            value=config.model.name,
+            hint="form=array",
         )
     compile_grammar(rows, tokenizer)  # fails before anything is spent
     return tokenizer
@@ -235,4 +240,6 @@ def training_noise(
     try:
         return smallest_noise(together, eps, start=1.0)
     except AccountantError as error:
-        raise InputError(f"privacy.eps={eps:g} is out of reach: {error}.") from error
+        raise InputError(
+            f"privacy.eps={eps:g} is out of reach: {error}.", key="privacy.eps", value=eps
+        ) from error

@@ -197,10 +197,10 @@ def with_epsilon(synthesis: Synthesis, folder: Path) -> Synthesis:
     synthesis_parts = []
     for name, place in parts.items():
         if not (place / LEDGER).exists():
-            raise StateError(f"{place / LEDGER} is gone; put it back as it was.")
+            raise StateError(f"{place / LEDGER} is missing. Restore the file.")
         spent = read_spent(str(place))
         if not spent.ledger.closed:
-            raise StateError(f"{place / LEDGER} is not closed; put it back.")
+            raise StateError(f"{place / LEDGER} is not closed. Restore the file.")
         part = SynthesisPart(
             name=name,
             epsilon=epsilon(spent.taken),

@@ -47,7 +47,10 @@ class RowFormat:
     def __post_init__(self) -> None:
         if not self.written:
             raise InputError(
-                "condition must leave a column for the model to write, got all of them; drop one."
+                "condition must leave a column for the model to generate, got all of them. Remove"
+                " one.",
+                key="condition",
+                value=list(self.condition),
             )
 
     @cached_property
@@ -188,8 +191,10 @@ def check_tokenizer(tokenizer: Any) -> None:
     is_fast = isinstance(tokenizer, PreTrainedTokenizerFast)
     if str(back).removeprefix(" ") != probe or not is_fast:
         raise InputError(
-            "model must have a tokenizer.json and a tokenizer that preserves every character;"
-            " choose a generative model, such as model=gpt2."
+            "model must have a tokenizer.json and a tokenizer that preserves every character."
+            " Choose a generative model.",
+            key="model",
+            hint="model=gpt2",
         )
 
 
@@ -204,14 +209,17 @@ def compile_grammar(rows: RowFormat, tokenizer: Any) -> tuple[Any, int]:
         import llguidance.hf
     except ImportError:
         raise InputError(
-            "dpft synthesize needs llguidance, which is not installed; install it with pip"
-            " install 'dpft[synthesis]'."
+            "dpft synthesize needs llguidance, which is not installed.",
+            key=None,
+            hint="pip install 'dpft[synthesis]'",
         ) from None
     tokens = llguidance.hf.from_tokenizer(tokenizer)
     matcher = llguidance.LLMatcher(tokens, llguidance.grammar_from("lark", rows.grammar))
     if matcher.is_error():
         reason = " ".join(matcher.get_error().split())
-        raise RunError(f"the schema makes too large a grammar ({reason[:200]}); simplify it.")
+        raise RunError(
+            f"the schema makes too large a grammar ({reason[:200]}). Simplify the schema."
+        )
     return matcher, int(tokens.vocab_size)
 
 

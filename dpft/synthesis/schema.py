@@ -21,7 +21,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 from functools import cached_property
 from pathlib import Path
@@ -71,7 +71,7 @@ class Misfit(ValueError):
 
 
 class FaultyCell(InputError):
-    """A row that its schema does not allow. No cell is quoted."""
+    """A row that its schema does not allow. No cell is quoted; the key is a column, if known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ class Column:
         if text is not None and not is_empty:
             return self.parse(text if self.kind == TEXT else text.strip())
         if not self.missing:
-            raise Misfit("is missing, which the schema does not allow (missing: true)")
+            raise Misfit("is missing, which the schema allows only with missing: true")
         return None
 
     def parse(self, text: str) -> Value:
@@ -214,7 +214,7 @@ def cell_text(cell: object) -> str | None:
         return str(cell)
     text = spelled(cell)
     if text is None:
-        raise Misfit("must not hold a list or an object")
+        raise Misfit("must not contain a list or an object")
     return text
 
 
@@ -258,9 +258,9 @@ def column_of(name: str, line: Mapping[str, Any]) -> Column:
         for key in settings:
             if key not in KINDS[kind]:
                 allowed = ", ".join(KINDS[kind]) or "no other key"
-                raise Misfit(f"has {key!r}, but type: {kind} takes {allowed}; drop it")
+                raise Misfit(f"has the key {key!r}, but type: {kind} takes {allowed}")
         if not isinstance(settings.get("missing", False), bool):
-            raise Misfit(f"must have true or false as missing, got {settings['missing']!r}")
+            raise Misfit(f"must have missing: true or false, got {settings['missing']!r}")
         if kind == "category":
             settings["values"] = _checked_values(settings.get("values"))
         elif "minimum" in KINDS[kind]:
@@ -268,7 +268,7 @@ def column_of(name: str, line: Mapping[str, Any]) -> Column:
         elif kind == TEXT:
             room = settings.get("max_tokens")
             if type(room) is not int or room < 1:
-                raise Misfit(f"needs max_tokens, a number of at least 1, got {room!r}")
+                raise Misfit(f"needs max_tokens of at least 1, got {room!r}")
         column = Column(name=name, kind=kind, **settings)
         if kind in NUMBERS:
             size = max(abs(column.minimum), abs(column.maximum), column.step)
@@ -277,22 +277,25 @@ def column_of(name: str, line: Mapping[str, Any]) -> Column:
             if (column.maximum - column.minimum) % column.step:
                 raise Misfit(f"must reach its maximum from its minimum in steps of {column.step}")
             if kind == "integer" and column.places:
-                raise Misfit("must have a whole minimum and step; make it a decimal")
+                raise Misfit("must have a whole minimum and step, or the type decimal")
     except Misfit as misfit:
-        raise InputError(f"the schema's column {name} {misfit}.") from None
+        raise InputError(f"the schema's column {name} {misfit}.", key=name) from None
     return column
 
 
 def _checked_values(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not 0 < len(values) <= MOST_VALUES:
-        raise Misfit(f"needs values, the public list of them, at most {MOST_VALUES}: values: [a]")
+        raise Misfit(f"needs a list of at most {MOST_VALUES} public values, as values: [a]")
     texts = [spelled(value) for value in values]
     for value, text in zip(values, texts, strict=True):
         is_text = text and is_unicode(text) and (not isinstance(value, str) or value == text)
         if isinstance(value, bool) or not is_text:
-            raise Misfit(f"lists {value!r}, which is no text or number; quote it, without blanks")
+            raise Misfit(
+                f"has {value!r} in its values, which is neither text nor a number (quote it, and"
+                " remove blanks around it)"
+            )
     if len(set(texts)) < len(texts):
-        raise Misfit("lists two values that are written alike; drop one")
+        raise Misfit("has two values that are written alike")
     return tuple(map(str, texts))
 
 
@@ -304,7 +307,7 @@ def _checked_range(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     checked: dict[str, Any] = {}
     for key, value in keys.items():
         if value is None:
-            raise Misfit(f"needs a {key}: a range is public, and none is guessed")
+            raise Misfit(f"needs a {key}, because a range is public and is not read from the data")
         try:
             checked[key] = (day_of if kind == DATE else number_of)(str(value))
         except Misfit as misfit:
@@ -314,7 +317,7 @@ def _checked_range(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     if kind == DATE:
         ends = (datetime.date.fromisoformat(checked[key]) for key in ("maximum", "minimum"))
         if operator.sub(*ends).days >= MOST_DAYS:
-            raise Misfit(f"may have at most {MOST_DAYS} days; narrow its range")
+            raise Misfit(f"may have at most {MOST_DAYS} days between minimum and maximum")
     return checked
 
 
@@ -373,11 +376,13 @@ class Schema:
                 row[column.name] = column.read(cells.get(column.name))
             except Misfit as misfit:
                 if not (blank_invalid and column.missing):
-                    raise FaultyCell(f"the column {column.name} {misfit}") from None
+                    raise FaultyCell(
+                        f"the column {column.name} {misfit}", key=column.name
+                    ) from None
                 row[column.name] = None
         broken = self.broken(row)
         if broken is not None:
-            raise FaultyCell(f"a row breaks the schema's {broken}")
+            raise FaultyCell(f"the row breaks the schema's {broken}", key=None)
         return row
 
     def broken(self, row: Mapping[str, Value]) -> str | None:
@@ -386,14 +391,14 @@ class Schema:
             if not rule.holds(row):
                 return f"rule {rule.text}"
         if any(cells.items() <= row.items() for cells in self.impossible):
-            return "list of what is impossible"
+            return "list of impossible values"
         return None
 
     def check_columns(self, names: Iterable[str], *, place: str) -> None:
         """Reject data that lack a learned column, or have a column that is not in the schema."""
         data_columns = list(names)
         lacking = [column.name for column in self.learned if column.name not in data_columns]
-        faults = [f"add {name} to the data or drop it from the schema" for name in lacking]
+        faults = [f"add {name} to the data or remove it from the schema" for name in lacking]
         faults += [
             f"omit {name} with {name}: {{type: drop}}"
             for name in data_columns
@@ -401,7 +406,8 @@ class Schema:
         ]
         if faults:
             raise InputError(
-                f"the schema must have the columns of {place}, got other ones: {'; '.join(faults)}."
+                f"the schema does not have the columns of {place}: {'; '.join(faults)}.",
+                key="columns",
             )
 
 
@@ -416,16 +422,24 @@ def read_schema(path: Path) -> Schema:
         content = yaml.load(text, _SchemaLoader)
     except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise InputError(f"schema must be a file of YAML or JSON, got {path} ({reason}).") from None
+        raise InputError(
+            f"schema must be a file of YAML or JSON, got {path} ({reason}).",
+            key="schema",
+            value=str(path),
+        ) from None
     if text.startswith(MARK):
         raise InputError(
-            f"{path} is a draft, made of the private records; go through it, and take its comment"
-            " away when everybody may know what it says."
+            f"{path} is a draft that was made from private records. Review it, and remove its first"
+            " line if all of its contents may become public.",
+            key="schema",
+            value=str(path),
         )
     try:
         return schema_of(content if isinstance(content, dict) else {})
     except InputError as error:
-        raise InputError(*(f"{path}: {fault}" for fault in error.faults)) from None
+        raise InputError(
+            *(replace(fault, message=f"{path}: {fault.message}") for fault in error.faults)
+        ) from None
 
 
 class _SchemaLoader(yaml.SafeLoader):  # type: ignore[misc]
@@ -444,7 +458,7 @@ class _SchemaLoader(yaml.SafeLoader):  # type: ignore[misc]
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.YAMLError(f"{key!r} stands twice")
+                raise yaml.YAMLError(f"{key!r} occurs twice")
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
         return mapping
 
@@ -458,29 +472,44 @@ def schema_of(content: Mapping[str, Any]) -> Schema:
     keys = ("columns", "rules", "impossible", "label")
     unknown = sorted(set(map(str, content)) - set(keys))
     if unknown:
-        raise InputError(f"a schema has {', '.join(keys)}, got {unknown[0]!r}; drop it.")
+        raise InputError(
+            f"a schema may have {', '.join(keys)}, got {unknown[0]!r}. Remove the key.",
+            key=unknown[0],
+        )
     lines = content.get("columns")
     if not isinstance(lines, dict) or not lines:
-        raise InputError("a schema needs columns:, a line for each, such as age: {type: integer}.")
+        raise InputError(
+            "a schema needs columns: with a line for each column, such as age: {type: boolean}.",
+            key="columns",
+            value=lines,
+        )
     for name, line in lines.items():
         if not isinstance(name, str) or not name.strip() or not isinstance(line, dict):
             raise InputError(
                 f"the schema's column {name} needs a type, as {name}: {{type: text, max_tokens:"
-                f" 60}}, got {line!r}."
+                f" 60}}, got {line!r}.",
+                key=str(name),
+                value=line,
             )
     columns = tuple(column_of(name, line) for name, line in lines.items())
     learned = {column.name: column for column in columns if column.is_learned}
     if not learned:
-        raise InputError("a schema needs a column to learn, got only id and drop.")
+        raise InputError(
+            "a schema needs a column to learn, got only columns of type id and drop.", key="columns"
+        )
     label = content.get("label")
     classes = [column.name for column in learned.values() if column.options]
     if label is not None and label not in classes:
         raise InputError(
-            f"label must be a column of type category or boolean, got {label!r}; drop it."
+            f"label must be a column of type category or boolean, got {label!r}.",
+            key="label",
+            value=label,
         )
     for key in ("rules", "impossible"):
         if not isinstance(content.get(key) or [], list):
-            raise InputError(f"{key} must be a list, got {content[key]!r}.")
+            raise InputError(
+                f"{key} must be a list, got {content[key]!r}.", key=key, value=content[key]
+            )
     return Schema(
         columns=columns,
         rules=tuple(_rule(learned, text) for text in content.get("rules") or ()),
@@ -494,21 +523,33 @@ def _rule(learned: Mapping[str, Column], text: object) -> Rule:
     if not isinstance(text, str) or len(parts) != 3 or parts[0] not in learned:
         raise InputError(
             f"a rule must compare a column with another or with a value, as discharge >= admission,"
-            f" got {text!r}."
+            f" got {text!r}.",
+            key="rules",
+            value=text,
         )
     left, compare, other = parts
     kind = learned[left].kind
     if compare not in ("==", "!=") and kind not in (*NUMBERS, DATE):
-        raise InputError(f"the rule {text} orders {left}, which is no number and no date; use ==.")
+        raise InputError(
+            f"the rule {text} orders {left}, which is neither a number nor a date. Use == or !=.",
+            key="rules",
+            value=text,
+        )
     if other in learned:
         if kind != learned[other].kind and not {kind, learned[other].kind} <= set(NUMBERS):
-            raise InputError(f"the rule {text} compares a {kind} with a {learned[other].kind}.")
+            raise InputError(
+                f"the rule {text} compares a {kind} with a {learned[other].kind}.",
+                key="rules",
+                value=text,
+            )
         return Rule(text=text, left=left, compare=compare, right=other)
     try:
         value = learned[left].parse(other.strip("'\""))
     except Misfit as misfit:
         raise InputError(
-            f"the rule {text} names no column after {compare}; {left} {misfit}."
+            f"the rule {text} names no column after {compare}, and as a value, {left} {misfit}.",
+            key="rules",
+            value=text,
         ) from None
     return Rule(text=text, left=left, compare=compare, right=None, value=value)
 
@@ -521,5 +562,7 @@ def _impossible(learned: Mapping[str, Column], cells: object) -> Mapping[str, Va
     except (KeyError, Misfit) as error:
         raise InputError(
             "impossible must list values of learned columns, as {city: Oslo, smoker: true}, got"
-            f" {cells!r} ({error})."
+            f" {cells!r} ({error}).",
+            key="impossible",
+            value=cells,
         ) from None

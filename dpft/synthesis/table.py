@@ -62,8 +62,10 @@ class PrivateTable:
         kept, controls = ([at for at in side if self.rows[at] is not None] for side in sides)
         if not kept or (fraction is not None and not controls):
             raise InputError(
-                "data must have valid rows for the training and for controls, got too few; change"
-                " eval.held_out, which null omits, or fix the schema."
+                "data has too few valid rows for the training and for controls. Fix the schema, or"
+                " change eval.held_out (null: no controls).",
+                key="eval.held_out",
+                value=fraction,
             )
         return replace(self, kept=tuple(kept), controls=tuple(controls))
 
@@ -85,7 +87,11 @@ def source_rows(data: str) -> Iterator[raw_rows.Row]:
         return iter(memory_rows(TRAIN))
     path = Path(data).expanduser()
     if not data.endswith(tuple(FORMATS)) or not path.is_file():
-        raise InputError(f"data must be the file of a table ({', '.join(FORMATS)}), got {data!r}.")
+        raise InputError(
+            f"data must be the file of a table ({', '.join(FORMATS)}), got {data!r}.",
+            key="data",
+            value=data,
+        )
     return iter(file_rows(path))
 
 
@@ -117,7 +123,10 @@ def read_table(
         columns |= dict.fromkeys(row.values)
         name = str(len(units)) if unit == EXAMPLE else spelled(row.values.get(unit))
         if not name:
-            raise InputError(f"{row.place} needs a value in the column {unit} (privacy.unit).")
+            raise InputError(
+                f"{row.place}: the column {unit}, which privacy.unit names, needs a value.",
+                key=row.place,
+            )
         units.append(name)
         valid.append(_valid(row, schema, invalid, faults))
     schema.check_columns(columns or schema.named, place="the data")
@@ -125,8 +134,10 @@ def read_table(
     if table.num_units < FEWEST:
         noun = "rows" if unit == EXAMPLE else f"values of {unit}"
         raise InputError(
-            f"data must have at least {FEWEST} {noun}, got {table.num_units or 'none'}: of so few"
-            " nothing can be learned that hides each of them."
+            f"data must have at least {FEWEST} {noun}, because nothing can be learned privately"
+            f" from fewer, got {table.num_units or 'none'}.",
+            key="data",
+            value=table.num_units,
         )
     return table
 
@@ -137,11 +148,15 @@ def _valid(row: raw_rows.Row, schema: Schema, invalid: str, faults: Counter[str]
         return schema.row(row.sound())
     except InputError as error:
         if invalid == "error":
-            hint = "mend the row or the schema, or set invalid=missing or invalid=skip."
             place = f"{row.place}: " if isinstance(error, FaultyCell) else ""
-            raise InputError(f"{place}{str(error).rstrip('.')}; {hint}") from None
+            raise InputError(
+                f"{place}{str(error).rstrip('.')}. Fix the row or the schema, or use"
+                " invalid=missing.",
+                key=error.faults[0].key,
+                hint="invalid=skip",
+            ) from None
         is_row = isinstance(error, FaultyCell)
-        faults[str(error) if is_row else "it is no row of the file's format"] += 1
+        faults[str(error) if is_row else "the row is not valid in the file's format"] += 1
     try:
         return schema.row(row.sound(), blank_invalid=True) if invalid == "missing" else None
     except InputError:

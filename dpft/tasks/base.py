@@ -129,7 +129,9 @@ def text_of(record: Record) -> str:
         InputError: It is an image.
     """
     if isinstance(record, LabeledImage):
-        raise InputError("a record must have text, got one that is an image; choose another task.")
+        raise InputError(
+            "This command needs a task with text records, but the records are images.", key="task"
+        )
     if isinstance(record, LabeledExample):
         return " ".join(record.texts)
     return f"{record.prompt} {record.target}"
@@ -266,7 +268,9 @@ class Task(Section, ABC):
         unknown = sorted(set(self.column_aliases.values()) - set(all_columns))
         if unknown:
             raise InputError(
-                f"task.column_aliases must point to {', '.join(all_columns)}, got {unknown[0]!r}."
+                f"task.column_aliases must point to {', '.join(all_columns)}, got {unknown[0]!r}.",
+                key="task.column_aliases",
+                value=unknown[0],
             )
 
     @classmethod
@@ -470,8 +474,11 @@ class TextualTask(Task):
         super()._check_fields()
         if self.language is not None and self.language not in LANGUAGES:
             raise InputError(
-                "task.language must be an ISO 639-1 code such as en, zh, ja or ko, got"
-                f" {self.language!r}; null is for any other language."
+                "task.language must be an ISO 639-1 code such as en, zh, ja or ko, or null for"
+                f" any other language, got {self.language!r}.",
+                key="task.language",
+                value=self.language,
+                hint="task.language=null",
             )
 
     @property

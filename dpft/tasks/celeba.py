@@ -24,8 +24,10 @@ class CelebA(ImageTask):
             object.__setattr__(self, "metrics", ("accuracy",))
         if self.attribute is not None and self.attribute not in self.labels:
             raise InputError(
-                f"task.attribute must be one of task.labels, such as {self.labels[0]}, got"
-                f" {self.attribute!r}."
+                f"task.attribute must be one of task.labels, got {self.attribute!r}.",
+                key="task.attribute",
+                value=self.attribute,
+                hint=f"task.attribute={self.labels[0]}",
             )
 
     @property

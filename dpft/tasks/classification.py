@@ -31,11 +31,11 @@ class ClassTask(LabelTask):
 
     def label(self, value: Any) -> float:
         """See ``LabelTask.label``: the number of the class that a value names or numbers."""
-        return class_number(self.classes, value, "label")
+        return class_number(self.classes, value, "label", key="label")
 
     def prediction(self, text: str) -> float:
         """See ``LabelTask.prediction``: the class's number."""
-        return class_number(self.classes, text, "a prediction")
+        return class_number(self.classes, text, "a prediction", key="predictions")
 
     def label_text(self, value: float) -> str:
         """See ``LabelTask.label_text``: the class's name."""
@@ -67,7 +67,12 @@ class ClassificationTask(ClassTask, TextualTask):
         super()._check_fields()
         if self.objective not in OBJECTIVES:
             choices = ", ".join((*OBJECTIVES, *self.other_objectives))
-            raise InputError(f"task.objective must be one of {choices}, got {self.objective!r}.")
+            raise InputError(
+                f"task.objective must be one of {choices}, got {self.objective!r}.",
+                key="task.objective",
+                value=self.objective,
+                hint=f"task.objective={OBJECTIVES[0]}",
+            )
         self._check_labels()
         if self.objective == INFILLING:
             self._check_templates()
@@ -113,7 +118,8 @@ class ClassificationTask(ClassTask, TextualTask):
         if not text:
             kind = "causal or seq2seq" if causal else "masked"
             raise InputError(
-                f"task.objective=infilling with a {kind} model needs task.{key}, got none."
+                f"task.objective=infilling with a {kind} model needs task.{key}, got none.",
+                key=f"task.{key}",
             )
         return _parse(text, self.texts_per_record, f"task.{key}")
 
@@ -125,23 +131,30 @@ class ClassificationTask(ClassTask, TextualTask):
         if not self.template and not self.causal_template:
             raise InputError(
                 "task.objective=infilling needs task.template (masked models) or"
-                " task.causal_template (causal and seq2seq models), got neither."
+                " task.causal_template (causal and seq2seq models), got neither.",
+                key="task.template",
             )
         if self.template:
             self._parsed(causal=False)
         if self.causal_template and not self._parsed(causal=True).ends_with_mask:
             raise InputError(
-                f"task.causal_template must end with [MASK], got {self.causal_template!r}; a causal"
-                " model answers after the text."
+                "task.causal_template must end with [MASK], because a causal model answers after"
+                f" the text, got {self.causal_template!r}.",
+                key="task.causal_template",
+                value=self.causal_template,
             )
         if set(self.label_words) != set(self.labels):
             raise InputError(
-                f"task.label_words must give a word for each of {', '.join(self.labels)}, got"
-                f" {', '.join(self.label_words) or 'none'}."
+                f"task.label_words must contain a word for each of {', '.join(self.labels)}, got"
+                f" {', '.join(self.label_words) or 'none'}.",
+                key="task.label_words",
+                value=self.label_words,
             )
         if len(set(self.words)) != len(self.words):
             raise InputError(
-                f"task.label_words must be different words, got {', '.join(self.words)}."
+                f"task.label_words must be different words, got {', '.join(self.words)}.",
+                key="task.label_words",
+                value=self.label_words,
             )
 
 
@@ -154,18 +167,21 @@ def check_classes(labels: Sequence[str]) -> None:
     least = 2
     if len(set(labels)) != len(labels) or len(labels) < least:
         raise InputError(
-            f"task.labels must name at least {least} different classes, as in"
-            f" task.labels=[negative,positive], got {list(labels)}."
+            f"task.labels must name at least {least} different classes, got {list(labels)}.",
+            key="task.labels",
+            value=list(labels),
+            hint="'task.labels=[negative,positive]'",
         )
 
 
-def class_number(labels: Sequence[str], value: Any, what: str) -> float:
+def class_number(labels: Sequence[str], value: Any, what: str, *, key: str) -> float:
     """Return the number of the class that a value names or numbers.
 
     Args:
         labels: Names of the classes, in the order of their numbers.
         value: A name, a number, or a number in digits.
-        what: The value in words, for the message.
+        what: Description of the value, for the message.
+        key: Key of the error.
 
     Raises:
         InputError: It is no class; the message does not quote it.
@@ -173,14 +189,14 @@ def class_number(labels: Sequence[str], value: Any, what: str) -> float:
     number = float(labels.index(value)) if value in labels else as_number(value)
     if number is None or number not in range(len(labels)):
         classes = ", ".join(f"{index} ({name})" for index, name in enumerate(labels))
-        raise InputError(f"{what} must be one of {classes}{but_is_empty(value)}.")
+        raise InputError(f"{what} must be one of {classes}{but_is_empty(value)}.", key=key)
     return number
 
 
 def but_is_empty(value: Any) -> str:
-    """Returns the end of the message on a value that is no label: whether there is none at all."""
+    """Return the end of a message about an invalid label: whether the value is empty."""
     is_empty = value is None or value != value or (isinstance(value, str) and not value.strip())
-    return ", and is empty" if is_empty else ""
+    return ", got an empty value" if is_empty else ""
 
 
 def as_number(value: Any) -> float | None:

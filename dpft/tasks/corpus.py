@@ -59,8 +59,10 @@ class CorpusTask(OwnRows, TextTask):
         super()._check_fields()
         if not self.text_column.strip():
             raise InputError(
-                f"task.text must be the name of a column, as in task.text=text, got"
-                f" {self.text_column!r}."
+                f"task.text must be the name of a column, got {self.text_column!r}.",
+                key="task.text",
+                value=self.text_column,
+                hint="task.text=text",
             )
 
     @property
@@ -84,10 +86,13 @@ class CorpusTask(OwnRows, TextTask):
         if self.objective is None:
             return next(name for name, of in OBJECTIVES.items() if of == kind)
         if OBJECTIVES[self.objective] != kind:
-            suitable = " or ".join(name for name, of in OBJECTIVES.items() if of == kind)
+            suitable = next(name for name, of in OBJECTIVES.items() if of == kind)
             raise InputError(
-                f"task.objective={self.objective} needs a {OBJECTIVES[self.objective]} model, got"
-                f" one that is {kind}; take task.objective={suitable}, or another model."
+                f"task.objective={self.objective} needs a {OBJECTIVES[self.objective]} model, but"
+                f" this model is {kind}.",
+                key="task.objective",
+                value=self.objective,
+                hint=f"task.objective={suitable}",
             )
         return self.objective
 
@@ -159,11 +164,15 @@ class CorpusTask(OwnRows, TextTask):
         text = str(row.get(self.text_column, ""))
         if self.objective == SPANS and not GAP.search(text):
             raise InputError(
-                f"{self.text_column} must have at least one gap for the model to fill, written"
-                " ____ (four underscores or more)."
+                f"{self.text_column} must have at least one gap for the model to fill, written as"
+                " ____ (four or more underscores).",
+                key=self.text_column,
             )
         if self.objective == PREFIX and not text.strip():
-            raise InputError(f"{self.text_column} must not be blank: the model goes on from it.")
+            raise InputError(
+                f"{self.text_column} must not be blank, because the model continues it.",
+                key=self.text_column,
+            )
         return Example(prompt=text, target="", group=text, cut_target_end=True)
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:

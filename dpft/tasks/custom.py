@@ -38,11 +38,11 @@ TEMPLATES, PLAIN, CHAT, LABELS = (
     frozenset({"text", "label"}),
 )
 FORMS = (
-    "task.prompt and task.target (templates such as '{question}' and '{answer}'), task.text alone"
+    "task.prompt and task.target (templates such as '{question}' and '{answer}'), only task.text"
     " (plain text), task.messages (the column of a conversation), or task.label with task.text and"
     " task.labels (classes)"
 )
-"""The four forms, in words."""
+"""The four forms, for messages."""
 
 
 class CustomFields(OwnRows):
@@ -89,26 +89,37 @@ class CustomFields(OwnRows):
         form = self._form
         if form is not LABELS and (self.label_words or (self.labels and not self.label_column)):
             raise InputError(
-                "task.labels and task.label_words are for task.label=COLUMN, got them without it;"
-                f" give exactly one of {FORMS}."
+                "task.labels and task.label_words need task.label=COLUMN, which is not given."
+                f" Give exactly one of {FORMS}.",
+                key="task.label",
             )
         if self.learn_prompt and form not in (TEMPLATES, None):
             raise InputError(
-                "task.learn_prompt=true is for task.prompt and task.target, got it with another"
-                " form; drop it (task.text is learned as a whole without it)."
+                "task.learn_prompt=true applies only to task.prompt and task.target. Remove the"
+                " key: task.text is always learned as a whole.",
+                key="task.learn_prompt",
+                value=True,
             )
         if self.json_weights and (self.learn_prompt or form not in (TEMPLATES, None)):
             raise InputError(
-                "task.json_weights is for task.prompt and task.target without task.learn_prompt,"
-                " got it with another form; drop it."
+                "task.json_weights applies only to task.prompt and task.target without"
+                " task.learn_prompt. Remove the key.",
+                key="task.json_weights",
+                value=self.json_weights,
             )
         if (self.completion_column or self.merge_system or self.date) and form not in (CHAT, None):
             raise InputError(
-                "task.completion, task.merge_system and task.date are for task.messages, got them"
-                " with another form; drop them."
+                "task.completion, task.merge_system and task.date apply only to task.messages."
+                " Remove these keys.",
+                key="task.messages",
             )
         if self.date is not None and not is_day(self.date):
-            raise InputError(f"task.date must be a day such as 2026-11-29, got {self.date!r}.")
+            raise InputError(
+                f"task.date must be a day in ISO 8601, got {self.date!r}.",
+                key="task.date",
+                value=self.date,
+                hint="task.date=2026-11-29",
+            )
         super()._check_fields()
 
     @property
@@ -132,7 +143,7 @@ class CustomFields(OwnRows):
 
     def examples(self, row: Mapping[str, Any]) -> Sequence[Record]:
         """See ``Task.examples``; a form has its own."""
-        raise InputError(f"task=custom reads rows in one of {FORMS}.")
+        raise InputError(f"task=custom needs one of {FORMS}.", key="task")
 
     @property
     def _form(self) -> frozenset[str] | None:
@@ -155,7 +166,7 @@ def form_of(values: Mapping[str, Any]) -> frozenset[str] | None:
         if given_keys in (form, form | {"label"} if form is TEMPLATES else form):
             return form
     names = " and ".join(f"task.{key}" for key in FORM_KEYS if key in given_keys)
-    raise InputError(f"task=custom needs exactly one of {FORMS}, got {names}.")
+    raise InputError(f"task=custom needs exactly one of {FORMS}, got {names}.", key="task")
 
 
 TWO_CLASSES = 2
@@ -202,11 +213,15 @@ class CustomLabels(CustomFields, ClassificationTask):
             return float(self.labels.index(name))
         if any(as_number(label) is not None for label in self.labels):
             raise InputError(
-                f"the column {self._label}, which task.label names, must hold one of"
-                f" {', '.join(self.labels)}{but_is_empty(value)}."
+                f"the column {self._label}, which task.label names, must contain one of"
+                f" {', '.join(self.labels)}{but_is_empty(value)}.",
+                key=self._label,
             )
         return class_number(
-            self.labels, value, f"the column {self._label}, which task.label names,"
+            self.labels,
+            value,
+            f"the column {self._label}, which task.label names,",
+            key=self._label,
         )
 
     def prediction(self, text: str) -> float:
@@ -241,20 +256,26 @@ class CustomTexts(CustomFields, TextTask):
         if self.learn_prompt:
             prompt = self._prompt
             if prompt.columns and not prompt.literals[-1] + self._target.literals[0]:
-                raise InputError(  # one text of both could not be divided again
-                    "task.learn_prompt=true needs words or a line break between the last column of"
-                    " task.prompt and the first of task.target, got none after"
-                    f" {{{prompt.columns[-1]}}}; end task.prompt with \\n, for instance."
+                raise InputError(
+                    # one text of both could not be divided again
+                    "task.learn_prompt=true needs text or a line break between the last column of"
+                    " task.prompt and the first column of task.target, got none after"
+                    f" {{{prompt.columns[-1]}}}. End task.prompt with \\n, for example.",
+                    key="task.prompt",
                 )
         if self.label_column is not None and self.label_column not in self.columns:
             raise InputError(
-                "task.label must be a column of task.prompt or task.target, got"
-                f" {self.label_column!r}; choose of {', '.join(self.columns)}."
+                f"task.label must be one of {', '.join(self.columns)}, the columns of task.prompt"
+                f" and task.target, got {self.label_column!r}.",
+                key="task.label",
+                value=self.label_column,
             )
         if self.label_column is not None and not self.labels:
             raise InputError(
-                f"task.label={self.label_column} needs the words that may stand in that column, got"
-                " none; give task.labels=[positive,negative], say."
+                f"task.label={self.label_column} needs the allowed values of this column in"
+                " task.labels, got none.",
+                key="task.labels",
+                hint="'task.labels=[positive,negative]'",
             )
 
     @property
@@ -283,8 +304,9 @@ class CustomTexts(CustomFields, TextTask):
         """See ``TextTask.prompt``: what the template says itself stays where a prompt is cut."""
         if not self.has_label(row):
             raise InputError(
-                f"the column {self.label_column}, which task.label names, must hold one of"
-                f" {', '.join(self.labels)}."
+                f"the column {self.label_column}, which task.label names, must contain one of"
+                f" {', '.join(self.labels)}.",
+                key=self.label_column,
             )
         text = self._prompt.fill(row)
         return Example(
@@ -469,12 +491,14 @@ class CustomChats(CustomFields, TextTask):
         what = self._what(self.columns[-1])
         if last.role != ASSISTANT:
             raise InputError(
-                f"{what} must end with a message of the assistant, which is what is learned."
+                f"{what} must end with a message of the assistant, which the model learns.",
+                key=self.columns[-1],
             )
         if last.calls_tool:
             raise InputError(
-                f"{what} must end with a text of the assistant, got a message that calls a tool;"
-                " only text is learned."
+                f"{what} must end with a text of the assistant, got a tool call, which the model"
+                " does not learn.",
+                key=self.columns[-1],
             )
         target = last.content if last.content.strip() else ""
         return (replace(self._example(before), target=target),)
@@ -516,7 +540,9 @@ class CustomChats(CustomFields, TextTask):
         """Returns the example of the messages before an answer."""
         if not messages:
             what = self._what(self.columns[0])
-            raise InputError(f"{what} must hold a message before the assistant's answer.")
+            raise InputError(
+                f"{what} must contain a message before the assistant's answer.", key=self.columns[0]
+            )
         shown = "\n".join(map(_shown, messages))
         example = ChatExample(
             prompt=shown, target="", group=shown, cut_start=True, messages=tuple(messages)
@@ -527,13 +553,14 @@ class CustomChats(CustomFields, TextTask):
         value = row[column]
         if not isinstance(value, Sequence) or isinstance(value, str) or not value:
             raise InputError(
-                f"{self._what(column)} must hold a list of messages, each {{role, content}}; .csv"
-                " holds no lists, .jsonl and .parquet do."
+                f"{self._what(column)} must contain a list of messages, each {{role, content}};"
+                " .jsonl and .parquet can contain lists, .csv cannot.",
+                key=column,
             )
         try:
             return [_message(item) for item in value]
         except InputError as error:
-            raise InputError(f"{self._what(column)} {error}") from None
+            raise InputError(f"{self._what(column)} {error}", key=column) from None
 
     def _what(self, column: str) -> str:
         return f"the column {column}, which {self.column_key(column)} names,"
@@ -571,7 +598,7 @@ def _message(value: Any) -> Message:
         InputError: It has another form; the message does not quote it.
     """
     if not isinstance(value, Mapping):
-        raise InputError("must hold messages of the form {role, content}.")
+        raise InputError("must contain messages of the form {role, content}.", key=None)
     name = value.get("role") or value.get("from")
     role = SAME_AS.get(name, name) if isinstance(name, str) else None
     content = value.get("value") if value.get("content") is None else value["content"]
@@ -579,19 +606,22 @@ def _message(value: Any) -> Message:
     if role == FUNCTION_CALL:
         role, others, content = ASSISTANT, {"tool_calls": [_json(content)]}, None
     if role not in ROLES:
-        raise InputError(f"must give each message a role of {', '.join(ROLES)}.")
+        raise InputError(f"must give each message one of the roles {', '.join(ROLES)}.", key=None)
     if others.get("tool_calls"):
         others["tool_calls"] = _tool_calls(others["tool_calls"])
         content = "" if content is None else content
     text = _text(content)
     if text is None or not is_unicode(text):
-        raise InputError("must give each message a text as its content, and no image or sound.")
+        raise InputError(
+            "must give each message a text as its content; images and sound are not supported.",
+            key=None,
+        )
     try:
         more = json.dumps(others, ensure_ascii=False) if others else ""
     except (TypeError, ValueError, RecursionError):
         more = None
     if more is None or not is_unicode(more):
-        raise InputError(f"must hold values of JSON under {', '.join(OF_TEMPLATES)}.")
+        raise InputError(f"must contain JSON values under {', '.join(OF_TEMPLATES)}.", key=None)
     return Message(role=role, content=text, more=more)
 
 
@@ -611,12 +641,14 @@ def _text(content: Any) -> str | None:
 def _tool_calls(calls: Any) -> list[Any]:
     """Return calls of tools as chat templates read them: their arguments as values, not as JSON."""
     if not isinstance(calls, list):
-        raise InputError("must give a message's tool_calls as a list.")
+        raise InputError("must give a message's tool_calls as a list.", key=None)
     read = []
     for call in calls:
         function = call.get("function", call) if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise InputError("must give each of a message's tool_calls the name of a function.")
+            raise InputError(
+                "must give each of a message's tool_calls the name of a function.", key=None
+            )
         arguments = _json(function.get("arguments"))
         identity = {"id": call["id"]} if call.get("id") is not None else {}
         named = {"name": function["name"], "arguments": arguments}
@@ -654,4 +686,4 @@ class CustomTask(CustomFields):
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Record:
         """See ``Task.canary``; a form has its own."""
-        raise InputError(f"{self.lacks}")
+        raise InputError(f"{self.lacks}", key="task")

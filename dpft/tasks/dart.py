@@ -87,7 +87,9 @@ class DartTask(TextTask):
         prompt = self.prompt(row)
         annotations = objects_of(row["annotations"], "annotations")
         if not annotations:
-            raise InputError("annotations must hold at least one object with a text.")
+            raise InputError(
+                "annotations must contain at least one object with a text.", key="annotations"
+            )
         return tuple(replace(prompt, target=_target(annotation)) for annotation in annotations)
 
     def prompt(self, row: Mapping[str, Any]) -> Example:
@@ -96,7 +98,8 @@ class DartTask(TextTask):
         split = [texts_of(triple, "each triple") for triple in tripleset]
         if not split or any(len(triple) != PARTS for triple in split):
             raise InputError(
-                "tripleset must be a list of [subject, predicate, object], at least one."
+                "tripleset must be a non-empty list of [subject, predicate, object].",
+                key="tripleset",
             )
         triples: list[Triple] = [tuple(part.strip() for part in triple) for triple in split]
         shown = [(s, p.lower(), o) for s, p, o in triples] if self.lower_predicates else triples
@@ -119,6 +122,6 @@ def linearise(triples: Sequence[Triple]) -> str:
 
 def _target(annotation: Mapping[str, Any]) -> str:
     if "text" not in annotation:
-        raise InputError("each value of annotations must have a text.")
+        raise InputError("each value of annotations must have a text.", key="annotations")
     text = annotation["text"]
     return "" if text is None else text_of(text, "text in annotations").strip()

@@ -24,9 +24,18 @@ class DigitsTask(ImageTask):
     def _check_fields(self) -> None:
         super()._check_fields()
         if self.effective_source != "embedded":
-            raise InputError("task=digits comes with scikit-learn; leave task.data_dir out.")
+            raise InputError(
+                "task=digits reads only the images that scikit-learn contains. Remove"
+                " task.data_dir.",
+                key="task.data_dir",
+            )
         if self.half not in HALVES:
-            raise InputError(f"task.half must be one of {', '.join(HALVES)}, got {self.half!r}.")
+            raise InputError(
+                f"task.half must be one of {', '.join(HALVES)}, got {self.half!r}.",
+                key="task.half",
+                value=self.half,
+                hint="task.half=all",
+            )
 
     @property
     def public_num_train_examples(self) -> int | None:

@@ -117,6 +117,9 @@ def linearise(record: str) -> str:
         InputError: It does not read so; the message does not quote it.
     """
     if not _RECORD.fullmatch(record):
-        raise InputError("meaning_representation must read 'field[value], field[value], …'.")
+        raise InputError(
+            "meaning_representation must have the form 'field[value], field[value], …'.",
+            key="meaning_representation",
+        )
     fields = [(name.strip(), value.strip()) for name, value in _NEXT_FIELD.findall(record)]
     return " | ".join(f"{FIELD_NAMES.get(name, name)} : {value}" for name, value in fields)

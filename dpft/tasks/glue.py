@@ -70,14 +70,16 @@ class GlueFields(TextualTask):
         """
         if as_number(value) == HIDDEN_LABEL:
             raise InputError(
-                "label -1 stands for a hidden label, which can neither be learned nor scored;"
-                " choose a split with labels, such as eval.split=validation."
+                "label is -1, which marks a hidden label that can be neither learned nor scored."
+                " Choose a split with labels.",
+                key="label",
+                hint="eval.split=validation",
             )
         if self.max_score is None:
-            return class_number(self.labels, value, "label")
+            return class_number(self.labels, value, "label", key="label")
         number = as_number(value)
         if number is None or not 0 <= number <= self.max_score:
-            raise InputError(f"label must be a number from 0 to {self.max_score:g}.")
+            raise InputError(f"label must be a number from 0 to {self.max_score:g}.", key="label")
         return number
 
     def prediction(self, text: str) -> float:
@@ -87,10 +89,10 @@ class GlueFields(TextualTask):
             InputError: It is no class, or no number; the message does not quote it.
         """
         if self.max_score is None:
-            return class_number(self.labels, text, "a prediction")
+            return class_number(self.labels, text, "a prediction", key="predictions")
         number = as_number(text)
         if number is None or not math.isfinite(number):
-            raise InputError("a prediction must be a number.")
+            raise InputError("a prediction must be a number.", key="predictions")
         return number
 
     def label_text(self, value: float) -> str:
@@ -102,8 +104,10 @@ class GlueFields(TextualTask):
         ends = 2
         if self.max_score is not None and (self.max_score <= 0 or len(self.labels) != ends):
             raise InputError(
-                "task.max_score must be positive and task.labels name its two ends, got"
-                f" {self.max_score} and {list(self.labels)}."
+                "task.max_score must be positive and task.labels must name its two ends, got"
+                f" {self.max_score} and {list(self.labels)}.",
+                key="task.max_score",
+                value=self.max_score,
             )
 
 

@@ -45,10 +45,14 @@ class GlueMixture(SeqToSeqTask):
         unknown = sorted(set(self.tasks) - set(NAMES))
         if unknown:
             raise InputError(
-                f"task.tasks must name tasks of GLUE, {', '.join(NAMES)}, got {unknown[0]!r}."
+                f"task.tasks must name tasks of GLUE, {', '.join(NAMES)}, got {unknown[0]!r}.",
+                key="task.tasks",
+                value=unknown[0],
             )
         if not self.tasks:
-            raise InputError("task.tasks must name at least one task of GLUE, got none.")
+            raise InputError(
+                "task.tasks must name at least one task of GLUE, got none.", key="task.tasks"
+            )
         for name in self.tasks:
             self._member(name)  # what is wrong with one is said now
 
@@ -92,8 +96,9 @@ class GlueMixture(SeqToSeqTask):
             InputError: Always: a row does not say which task it is of.
         """
         raise InputError(
-            "prompts are of one task of the mixture; give it, such as task=sst2"
-            " task.objective=text2text."
+            "A prompt belongs to one GLUE task, but the run trained a mixture of them.",
+            key="task",
+            hint="task=sst2 task.objective=text2text",
         )
 
     def record(self, row: Mapping[str, Any], text: str) -> None:
@@ -123,6 +128,7 @@ class GlueMixture(SeqToSeqTask):
             )
         except (KeyError, TypeError) as error:
             raise InputError(
-                f"task.tasks.{name} must have text_columns and labels, got none of the one or the"
-                " other."
+                f"task.tasks.{name} must have text_columns and labels, but at least one is"
+                " missing.",
+                key=f"task.tasks.{name}",
             ) from error

@@ -127,7 +127,9 @@ class ImageTask(ClassTask):
             InputError: Always: canaries are words.
         """
         raise InputError(
-            f"audit.canaries needs a task of texts, got task={self.name}; set audit.canaries=0."
+            f"audit.canaries needs a text task, got task={self.name}.",
+            key="audit.canaries",
+            hint="audit.canaries=0",
         )
 
 
@@ -143,7 +145,7 @@ def _place(value: Any) -> ImagePlace:
         stream = io.BytesIO()
         value.save(stream, "PNG")
         return ImagePlace(content=stream.getvalue())
-    raise InputError("the column image must hold an encoded image.")
+    raise InputError("the column image must contain an encoded image.", key="image")
 
 
 def attribute_value(value: Any, name: str) -> float:
@@ -156,7 +158,7 @@ def attribute_value(value: Any, name: str) -> float:
         return 0.0
     if value in (1, "1", True):
         return 1.0
-    raise InputError(f"the attribute {name} must be 0 or 1, or -1 or 1.")
+    raise InputError(f"the attribute {name} must be 0 or 1, or -1 or 1.", key=name)
 
 
 @TASKS.register("images")

@@ -54,7 +54,10 @@ class PersonaChatTask(TextTask):
         super()._check_fields()
         if self.max_history is not None and self.max_history < 0:
             raise InputError(
-                f"task.max_history must be null (all) or at least 0, got {self.max_history}."
+                f"task.max_history must be null (all) or at least 0, got {self.max_history}.",
+                key="task.max_history",
+                value=self.max_history,
+                hint="task.max_history=null",
             )
 
     @property
@@ -111,17 +114,20 @@ class PersonaChatTask(TextTask):
         try:
             return self._example(utterance)
         except InputError as error:
-            raise InputError(f"utterance {number}: {error}") from None
+            raise InputError(f"utterance {number}: {error}", key="utterances") from None
 
     def _example(self, row: Mapping[str, Any]) -> Example:
         if "history" not in row or "candidates" not in row:
             raise InputError(
                 "needs history and candidates of one utterance, or utterances, a list of objects"
-                " with these two."
+                " with these two fields.",
+                key="utterances",
             )
         candidates = texts_of(row["candidates"], "candidates")
         if not candidates:
-            raise InputError("candidates must hold the gold reply, as the last of its texts.")
+            raise InputError(
+                "candidates must contain the gold reply as the last of its texts.", key="candidates"
+            )
         return replace(self.prompt(row), target=candidates[-1].strip())
 
 

@@ -79,12 +79,16 @@ class Template:
         for place in pieces[1::2]:
             if place not in (*fields, MASK):
                 names = " and ".join((*fields, MASK))
-                raise InputError(f"{key} may name {names}, got the unknown field {place}.")
+                raise InputError(
+                    f"{key} may name {names}, got the unknown field {place}.", key=key, value=text
+                )
         for place in (*fields, MASK):
             if pieces[1::2].count(place) != 1:
                 raise InputError(
-                    f"{key} must hold {place} once, got it {pieces[1::2].count(place)} times in"
-                    f" {text!r}."
+                    f"{key} must contain {place} once, got it {pieces[1::2].count(place)} times in"
+                    f" {text!r}.",
+                    key=key,
+                    value=text,
                 )
         return cls(parts=tuple(_parts(pieces, fields)))
 
@@ -154,7 +158,7 @@ class ColumnTemplate:
         literals, columns = _parts_of(plain, key)
         if needs_column and not columns:
             raise InputError(
-                f"{key} must name a column, as in '{{answer}}', got {text!r}, which names none."
+                f"{key} must name a column, as in '{{answer}}', got {text!r}.", key=key, value=text
             )
         return cls(key=key, literals=literals, columns=columns)
 
@@ -243,10 +247,10 @@ class ColumnTemplate:
             return value
         missing = value is None or (isinstance(value, float) and not math.isfinite(value))
         if missing or not isinstance(value, bool | int | float):
-            held = "is empty" if missing else "holds neither text nor a number"
+            held = "is empty" if missing else "contains neither text nor a number"
             raise InputError(
-                f"the column {column}, which {self.key} names, {held}; give the row one, or leave"
-                " it out."
+                f"the column {column}, which {self.key} names, {held}; fill it or remove the row.",
+                key=column,
             )
         return json.dumps(value)
 
@@ -259,8 +263,10 @@ def _parts_of(text: str, key: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     except ValueError as error:
         reason = str(error).rstrip(".")
         raise InputError(
-            f"{key} must hold columns in braces, as in '{{answer}}', got {text!r} ({reason}); write"
-            " {{ and }} for braces of its own."
+            f"{key} must contain columns in braces, as in '{{answer}}', got {text!r} ({reason})."
+            " Write {{ and }} for literal braces.",
+            key=key,
+            value=text,
         ) from None
     for literal, column, details, conversion in parsed:
         literals[-1] += literal
@@ -268,8 +274,10 @@ def _parts_of(text: str, key: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
             continue
         if details or conversion or not column.strip() or set(column) & set(".[]{}"):
             raise InputError(
-                f"{key} may hold nothing but a column's name in braces, got {text!r}; rename a"
-                " column by task.column_aliases, and write {{ and }} for braces of its own."
+                f"{key} may contain only a column's name in braces, got {text!r}. Rename the"
+                " column with task.column_aliases, and write {{ and }} for literal braces.",
+                key=key,
+                value=text,
             )
         columns.append(column)
         literals.append("")
@@ -283,7 +291,7 @@ def text_of(value: Any, what: str) -> str:
         InputError: It is none, or holds what no one can encode (a lone surrogate of JSON).
     """
     if not isinstance(value, str) or not is_unicode(value):
-        raise InputError(f"{what} must be text (a string of valid Unicode).")
+        raise InputError(f"{what} must be text (a string of valid Unicode).", key=what)
     return value
 
 
@@ -304,7 +312,7 @@ def objects_of(value: Any, what: str) -> tuple[Mapping[str, Any], ...]:
     """
     values = list_of(value, what, "objects")
     if not all(isinstance(item, Mapping) for item in values):
-        raise InputError(f"{what} must be a list of objects.")
+        raise InputError(f"{what} must be a list of objects.", key=what)
     return tuple(values)
 
 
@@ -315,7 +323,9 @@ def list_of(value: Any, what: str, values: str) -> list[Any]:
         InputError: It is none.
     """
     if not isinstance(value, list):
-        raise InputError(f"{what} must be a list of {values}; a .csv file cannot hold one.")
+        raise InputError(
+            f"{what} must be a list of {values}; a .csv file cannot contain one.", key=what
+        )
     return value
 
 

@@ -122,8 +122,8 @@ class CheckpointState(Versioned):
 
 
 WAY_OUT = (
-    "put the checkpoint back as it was, or move its folder away, to go on from the one before it if"
-    " one is kept"
+    "Restore the checkpoint, or move its folder away to resume from the previous one if it was"
+    " kept."
 )
 
 
@@ -142,7 +142,7 @@ def read_state(path: Path, ranks: Ranks = ALONE) -> CheckpointState:
         raise
     except (OSError, ValueError, StateError) as error:
         raise StateError(
-            f"{path} is not a complete checkpoint: a file is cut or gone; {WAY_OUT}."
+            f"{path} is not a complete checkpoint: a file is truncated or missing. {WAY_OUT}"
         ) from error
     state = written.replace(checksum=None)
     if _digest(state) != written.checksum or not _names_its_files(state):
@@ -202,13 +202,13 @@ def _check_file(path: Path, expected: str) -> None:
     try:
         actual = checksum(path)
     except FileNotFoundError as error:
-        raise StateError(f"{path} is gone, a file of a checkpoint; {WAY_OUT}.") from error
+        raise StateError(f"{path}, a file of a checkpoint, is missing. {WAY_OUT}") from error
     if actual != expected:
         raise _damaged(path)
 
 
 def _damaged(path: Path) -> StateError:
-    return StateError(f"{path} is damaged: its checksum is not the recorded one; {WAY_OUT}.")
+    return StateError(f"{path} is damaged: its checksum differs from the recorded one. {WAY_OUT}")
 
 
 def _digest(state: CheckpointState) -> str:
@@ -466,8 +466,8 @@ class ResumePoint:
         bound = None if self.ledger is None else self.ledger.plan
         if plan is None or bound not in (None, plan):
             raise StateError(
-                f"{self.checkpoint.path} must be bound to the plan in the first line of the"
-                " ledger, got another; one of the two was edited. Put it back as it was."
+                f"{self.checkpoint.path} must have the plan of the ledger's first line, but the"
+                " two differ because one of them was edited. Restore it.",
             )
         return plan
 
@@ -484,8 +484,10 @@ def find_resume_point(folder: Path) -> ResumePoint:
     complete_checkpoints = checkpoints(folder / CHECKPOINTS)
     if not complete_checkpoints:
         raise InputError(
-            f"resume must be the folder of a run that has taken a step, got {str(folder)!r}, which"
-            " has no checkpoint; start it anew with hydra.run.dir=DIR."
+            f"resume must be the folder of a run that has taken a step, but {str(folder)!r} has no"
+            " checkpoint. Start it again with hydra.run.dir=DIR.",
+            key="resume",
+            value=str(folder),
         )
     checkpoint = read_checkpoint(complete_checkpoints[-1])
     return ResumePoint(checkpoint=checkpoint, ledger=read_run_ledger(folder))
@@ -551,6 +553,7 @@ def check_promises(resume_point: ResumePoint, privacy: DifferentialPrivacy) -> N
     changed = [PROMISES[name] for name, value in now.items() if began.get(name) != value]
     if changed:
         raise InputError(
-            f"resume must go on as the run began, got another {' and another '.join(changed)}; put"
-            " its config.yaml back as it was."
+            f"resume must continue the run with its original settings, but {' and '.join(changed)}"
+            " changed. Restore its config.yaml.",
+            key=changed[0],
         )

@@ -251,6 +251,6 @@ def check_weights(model: nn.Module, step: int) -> None:
     for name, is_finite in zip(moving, finite, strict=True):
         if not is_finite:
             raise RunError(
-                f"parameter {name} is not finite after step {step}; lower train.learning_rate "
-                f"or raise train.expected_batch_size."
+                f"parameter {name} is not finite after step {step}. Lower train.learning_rate or"
+                " raise train.expected_batch_size.",
             )

@@ -74,8 +74,11 @@ def check_works_on_shards(config: OptimizerConfig) -> None:
         return
     able = [name for name, kind in OPTIMIZERS.entries().items() if kind.works_on_shards]
     raise InputError(
-        f"optimizer={config.name} needs whole parameters, got parallel=fsdp, which cuts them"
-        f" into shards; choose optimizer={', '.join(able[:-1])} or {able[-1]}, or parallel=ddp."
+        f"optimizer={config.name} needs whole parameters, but parallel=fsdp splits them into"
+        f" shards. Use parallel=ddp, or optimizer={', '.join(able[:-1])} or {able[-1]}.",
+        key="optimizer",
+        value=config.name,
+        hint="parallel=ddp",
     )
 
 
@@ -199,7 +202,12 @@ class SGD(OptimizerConfig):
 
     def _check_fields(self) -> None:
         if self.nesterov and not self.momentum:
-            raise InputError("optimizer.nesterov=true needs optimizer.momentum above 0, got 0.0.")
+            raise InputError(
+                f"optimizer.nesterov=true needs optimizer.momentum above 0, got {self.momentum}.",
+                key="optimizer.momentum",
+                value=self.momentum,
+                hint="optimizer.momentum=0.9",
+            )
 
     @property
     def decay_of_mean(self) -> float:
@@ -252,13 +260,19 @@ class SchedulerConfig(Section):
     def _check_fields(self) -> None:
         if self.name == "rsqrt" and self.warmup_steps < 1:
             raise InputError(
-                "scheduler.warmup_steps must be at least 1 for scheduler=rsqrt, which is constant"
-                f" for so many steps, got {self.warmup_steps}; T5 has 10000."
+                "scheduler.warmup_steps must be at least 1 with scheduler=rsqrt, which is"
+                f" constant during the warm-up, got {self.warmup_steps}. T5 has 10000.",
+                key="scheduler.warmup_steps",
+                value=self.warmup_steps,
+                hint="scheduler.warmup_steps=10000",
             )
         if self.timescale is not None and self.name != "inverse_sqrt":
             raise InputError(
-                f"scheduler.timescale must be null for scheduler={self.name}, got "
-                f"{self.timescale}; only scheduler=inverse_sqrt has one."
+                f"scheduler.timescale={self.timescale} has no effect with scheduler={self.name},"
+                " only with scheduler=inverse_sqrt.",
+                key="scheduler.timescale",
+                value=self.timescale,
+                hint="scheduler.timescale=null",
             )
 
 
@@ -339,8 +353,10 @@ def learning_rate_factor(
         return None
     if learning_rate == 0:
         raise InputError(
-            f"train.learning_rate must be positive where a phase has a learning rate of its own, "
-            f"got 0 and {given[0]:g}; give both, or neither."
+            "train.learning_rate must be positive if a phase has its own learning rate, got 0 and"
+            f" {given[0]:g}. Set both or neither.",
+            key="train.learning_rate",
+            value=learning_rate,
         )
     rates = [learning_rate if p.learning_rate is None else p.learning_rate for p in phases]
     ends = list(accumulate(phase.steps for phase in phases))

@@ -46,7 +46,7 @@ def read_progress(path: Path) -> list[ProgressLine]:
         return [parse(json.loads(line), ProgressLine) for line in lines]
     except (OSError, RecursionError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise StateError(f"{path} is damaged: {reason}; remove it to begin a new one.") from error
+        raise StateError(f"{path} is damaged: {reason}. Remove it to start a new one.") from error
 
 
 def progress_text(line: ProgressLine) -> str:

@@ -108,8 +108,11 @@ def require_package(module: str, tracking: str) -> None:
         importlib.import_module(module)
     except ImportError as error:
         raise InputError(
-            f"tracking={tracking} needs the package {tracking}, got none that can be imported;"
-            " pip install 'dpft[tracking]', or set tracking=none."
+            f"tracking={tracking} needs the package {tracking}, which cannot be imported. Install"
+            " it, or set tracking=none.",
+            key="tracking",
+            value=tracking,
+            hint="pip install 'dpft[tracking]'",
         ) from error
 
 
@@ -216,8 +219,11 @@ class WeightsAndBiases(TrackerConfig):
             require_package("wandb", self.name)
             if self.mode == "online" and not _is_logged_in():
                 raise InputError(
-                    "tracking=wandb needs a key of wandb, got none; run `wandb login`, set"
-                    " WANDB_API_KEY, or keep the run here with tracking.mode=offline."
+                    "tracking=wandb needs a wandb API key, got none. Run `wandb login`, set"
+                    " WANDB_API_KEY, or keep the run on this machine.",
+                    key="tracking",
+                    value="wandb",
+                    hint="tracking.mode=offline",
                 )
 
     def open(self, folder: Path, public: Mapping[str, Any]) -> "WandbRun":
@@ -229,8 +235,11 @@ class WeightsAndBiases(TrackerConfig):
                 run = wandb.init(config=dict(public), settings=self._settings(folder))
             except wandb.Error as error:
                 raise InputError(
-                    f"tracking=wandb could not begin a run: {' '.join(str(error).split())}; mend"
-                    " that, or keep the run here with tracking.mode=offline."
+                    f"tracking=wandb could not start a run: {' '.join(str(error).split())}. Fix"
+                    " this, or keep the run on this machine.",
+                    key="tracking",
+                    value="wandb",
+                    hint="tracking.mode=offline",
                 ) from error
         # They name folders of this machine, and nothing needs them.
         shutil.rmtree(Path(run.dir).parent / "logs", ignore_errors=True)
@@ -303,7 +312,9 @@ def _is_logged_in() -> bool:
         return bool(wandb.login(prompt=False, verify=False))
     except wandb.Error as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"tracking=wandb cannot read the key of wandb: {reason}") from error
+        raise InputError(
+            f"tracking=wandb cannot read the wandb API key: {reason}", key="tracking", value="wandb"
+        ) from error
 
 
 @contextmanager

@@ -96,8 +96,10 @@ class DeviceConfig(Section):
         if device is None:
             has, other = ("none", "cpu") if there is None else (there.type, there.type)
             raise InputError(
-                f"train.device={self.device} needs an accelerator of that kind, got {has}; use"
-                f" train.device={other}."
+                f"train.device={self.device} needs an accelerator of this kind, got {has}.",
+                key="train.device",
+                value=self.device,
+                hint=f"train.device={other}",
             )
         add_in_one_order(device)
         return device
@@ -152,8 +154,10 @@ class TrainingConfig(DeviceConfig):
         check_loss_scale(self.loss_scale)
         if self.adaptive_loss_scale and self.precision != "fp16":
             raise InputError(
-                "train.adaptive_loss_scale=true needs train.precision=fp16, got"
-                f" {self.precision}; set it to false."
+                f"train.adaptive_loss_scale=true needs train.precision=fp16, got {self.precision}.",
+                key="train.adaptive_loss_scale",
+                value=True,
+                hint="train.adaptive_loss_scale=false",
             )
 
     def for_own_data(self, num_examples: int, *, method: str, is_user_data: bool) -> Self:
@@ -228,8 +232,10 @@ class TrainingConfig(DeviceConfig):
         if self.expected_batch_size > num_examples:
             raise InputError(
                 f"train.expected_batch_size must be at most the {num_examples} {of}, got"
-                f" {self.expected_batch_size}; lower it, or set it to null, which takes"
-                f" {default_batch_size(num_examples)}."
+                f" {self.expected_batch_size}.",
+                key="train.expected_batch_size",
+                value=self.expected_batch_size,
+                hint=f"train.expected_batch_size={default_batch_size(num_examples)}",
             )
         return self.expected_batch_size
 

@@ -521,7 +521,6 @@ def check_equal(model: nn.Module, twins: Ranks, ranks: Ranks) -> None:
     with ranks.failing_together():
         if differ:
             raise RunError(
-                "the weights of the run's processes are no longer the same, as where their"
-                " processors or devices differ; go on from the last checkpoint on machines of one"
-                " kind."
+                "The weights of the run's processes differ, which happens if their CPUs or"
+                " devices differ. Resume from the last checkpoint on machines of one kind.",
             )

@@ -129,8 +129,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             os.fsync(file.fileno())
     except (SafetensorError, OSError) as error:
         raise RunError(
-            f"{path} could not be written ({error}); a checkpoint before it is whole. Make room,"
-            " then go on with the run, or begin it anew if it had none."
+            f"{path} could not be written ({error}), but earlier checkpoints are complete. Free"
+            " disk space and resume the run, or start it again if it has no checkpoint.",
         ) from None
 
 
@@ -277,9 +277,9 @@ def check_reachable(folder: Path, ranks: Ranks) -> None:
     """
     if not folder.is_dir():
         raise RunError(
-            f"process {ranks.rank} of the run cannot see {folder}: all processes read and write"
-            " checkpoints of parallel=fsdp, and of mechanism=banded; put the run's folder on a file"
-            " system that its machines share."
+            f"Process {ranks.rank} of the run cannot see {folder}, but all processes read and"
+            " write checkpoints with parallel=fsdp or mechanism=banded. Put the run's folder on a"
+            " file system that its machines share.",
         )
 
 
@@ -326,7 +326,7 @@ def _own_moments(moments: TensorFiles, training_state: TrainingState) -> dict[st
 
 def _of_another_model(path: Path) -> StateError:
     return StateError(
-        f"{path} is a checkpoint of another model; put the model that the run began with back."
+        f"{path} is a checkpoint of another model. Restore the model that the run started with."
     )
 
 

@@ -26,10 +26,10 @@ from dpft.audit.exposure import (
 )
 from dpft.commands.task_model import encoding_of, fitted_to, prepare_model, training_head
 from dpft.data.canaries import EXPOSURE, Canary, CanaryConfig, vocabulary, whole_words
-from dpft.errors import InputError
 from dpft.models.architecture import read_architecture
 from dpft.models.loading import load_tokenizer
 from tests.config.test_conf import loaded
+from tests.rejections import rejects
 from tests.reports.plain import privacy_of
 from tests.reports.test_privacy_record import record as private
 from tests.slowness import slow, slow_but
@@ -134,18 +134,18 @@ def test_a_bad_fit_is_seen():
 
 
 @pytest.mark.parametrize(
-    ("refused", "sentence"),
+    ("call", "key"),
     [
-        (lambda: exact_exposure(2.5, [1.0, 2.0]), "the canary's log-perplexity .* is not among"),
-        (lambda: exact_exposure(1.0, [1.0, math.inf]), "log-perplexities must be finite"),
-        (lambda: exact_exposure(1.0, []), "there must be some; 0 came"),
-        (lambda: fit_skew_normal([1.0] * 100), "that differ"),
-        (lambda: fit_skew_normal(range(19)), "at least 20 log-perplexities"),
+        (lambda: exact_exposure(2.5, [1.0, 2.0]), "log_perplexity"),
+        (lambda: exact_exposure(1.0, [1.0, math.inf]), "candidates"),
+        (lambda: exact_exposure(1.0, []), "candidates"),
+        (lambda: fit_skew_normal([1.0] * 100), "sample"),
+        (lambda: fit_skew_normal(range(19)), "sample"),
     ],
 )
-def test_what_cannot_be_ranked_or_fitted_is_refused(refused, sentence):
-    with pytest.raises(InputError, match=sentence):
-        refused()
+def test_values_that_cannot_be_ranked_or_fitted_are_rejected(call, key):
+    with rejects(key):
+        call()
 
 
 PRIVACY = privacy_of({**private(), "epsilon": 1.0, "delta": 1e-6})
@@ -218,5 +218,5 @@ def test_every_suffix_has_the_likelihood_that_it_has_by_itself(scored) -> None:
 def test_words_of_several_tokens_are_refused(scored) -> None:
     task, scorer = scored
     words = ["pub", "zymurgically", "cheap"]
-    with pytest.raises(InputError, match="got 4 learned tokens for 3 words of task=e2e"):
+    with rejects():
         suffix_scores(scorer, task, canary_of_suffix_scores(words), words)

@@ -22,7 +22,6 @@ from dpft.audit.guessing import (
     p_value_of_epsilon,
 )
 from dpft.audit.trade_off import GaussianTradeOff, mechanism_trade_off
-from dpft.errors import InputError
 from dpft.privacy.accounting.gdp import gaussian_epsilon
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from tests.audit.known_mechanisms import (
@@ -34,6 +33,7 @@ from tests.audit.known_mechanisms import (
     randomized_response,
     runs,
 )
+from tests.rejections import rejects
 from tests.slowness import slow, slow_but
 
 
@@ -162,20 +162,19 @@ def test_a_tie_never_shows_more_than_any_blind_way_of_breaking_it():
 
 
 @pytest.mark.parametrize(
-    ("scores", "included", "sentence"),
+    ("scores", "included", "key"),
     [
-        ([0.0, float("nan"), 1.0], [True, False, True], "the score of canary 1 is nan"),
-        ([0.0, float("inf"), 1.0], [True, False, True], "the score of canary 1 is inf"),
-        ([0.0, None, 1.0], [True, False, True], "the score of canary 1 is nan"),
-        ([0.0, 1.0], [True, False, True], "there are 2 scores of 3 canaries"),
-        ([0.0, 1.0], [1, 0], "the coins must be a row of at least one boolean"),
-        ([], np.array([], dtype=bool), "the coins must be a row of at least one boolean"),
+        ([0.0, float("nan"), 1.0], [True, False, True], "scores"),
+        ([0.0, float("inf"), 1.0], [True, False, True], "scores"),
+        ([0.0, None, 1.0], [True, False, True], "scores"),
+        ([0.0, 1.0], [True, False, True], "scores"),
+        ([0.0, 1.0], [1, 0], "included"),
+        ([], np.array([], dtype=bool), "included"),
     ],
 )
-def test_a_canary_without_a_finite_score_or_a_coin_is_refused(scores, included, sentence):
-    with pytest.raises(InputError) as refused:
+def test_a_canary_without_a_finite_score_or_a_coin_is_rejected(scores, included, key):
+    with rejects(key):
         best_lower_bound(scores, included, delta=1e-5)
-    assert str(refused.value).startswith(sentence)
 
 
 @pytest.mark.parametrize(
@@ -277,32 +276,26 @@ def test_guesses_at_chance_show_nothing():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("wrong", "key"),
     [
-        ({"canaries": 0, "guesses": 0, "correct": 0}, "canaries must be at least 1, got 0."),
-        ({"guesses": 501}, "guesses must be between 0 and the number of canaries (500), got 501."),
-        ({"correct": 201}, "correct must be between 0 and the number of guesses (200), got 201."),
-        ({"correct": -1}, "correct must be between 0 and the number of guesses (200), got -1."),
-        ({"delta": 1.0}, "delta must be in [0, 1), got 1.0; take that of the run's report."),
-        ({"delta": float("nan")}, "delta must be in [0, 1), got nan; take that of the run's"),
-        ({"confidence": 1.0}, "confidence must be in (0, 1), got 1.0; 0.95 is usual."),
+        ({"canaries": 0, "guesses": 0, "correct": 0}, "canaries"),
+        ({"guesses": 501}, "guesses"),
+        ({"correct": 201}, "correct"),
+        ({"correct": -1}, "correct"),
+        ({"delta": 1.0}, "delta"),
+        ({"delta": float("nan")}, "delta"),
+        ({"confidence": 1.0}, "confidence"),
     ],
 )
-def test_impossible_values_are_refused_in_one_sentence(wrong, sentence):
+def test_impossible_values_are_rejected(wrong, key):
     counts = {"canaries": 500, "guesses": 200, "correct": 150}
     values = {"delta": 1e-5, "confidence": 0.95}
     for test in (epsilon_lower_bound, epsilon_lower_if_gaussian):
-        with pytest.raises(InputError) as refused:
+        with rejects(key):
             test(
                 Outcome(**{key: wrong.get(key, value) for key, value in counts.items()}),
                 **{key: wrong.get(key, value) for key, value in values.items()},
             )
-        assert str(refused.value).startswith(sentence)
-
-
-def test_choices_below_one_are_refused():
-    with pytest.raises(InputError, match="choices must be at least 1, got 0"):
-        best_lower_bound([0.0], [True], delta=0.0, choices=0)
 
 
 def largest_chance(mu, canaries, guesses, correct):
@@ -534,14 +527,18 @@ def test_a_contradiction_names_the_most_telling_number_of_guesses():
     }
 
 
-def test_accuracy_at_the_edges():
-    assert largest_accuracy(GaussianTradeOff(0.0)) == pytest.approx(0.5)
-
-
-def test_values_out_of_range_are_refused():
-    with pytest.raises(InputError, match="confidence must be in"):
-        find_contradiction([0.0], [True], PLANNED, confidence=1.5)
-    with pytest.raises(InputError, match="confidence must be in"):
-        find_contradiction_independent([0.0], [True], PLANNED, confidence=1.5)
-    with pytest.raises(InputError, match="delta must be in"):
-        best_lower_bound([0.0], [True], delta=2.0)
+@pytest.mark.parametrize(
+    ("call", "key"),
+    [
+        (lambda: find_contradiction([0.0], [True], PLANNED, confidence=1.5), "confidence"),
+        (
+            lambda: find_contradiction_independent([0.0], [True], PLANNED, confidence=1.5),
+            "confidence",
+        ),
+        (lambda: best_lower_bound([0.0], [True], delta=2.0), "delta"),
+        (lambda: best_lower_bound([0.0], [True], delta=0.0, choices=0), "choices"),
+    ],
+)
+def test_values_out_of_range_are_rejected(call, key):
+    with rejects(key):
+        call()

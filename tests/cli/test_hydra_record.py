@@ -49,10 +49,3 @@ def test_the_record_names_no_machine(tmp_path: Path, config: DictConfig) -> None
     overrides = yaml.safe_load((folder / ".hydra/overrides.yaml").read_text())
     assert overrides == ["task=e2e", "privacy.eps=3"]
     assert yaml.safe_load((folder / ".hydra/config.yaml").read_text())["task"] == "e2e"
-
-
-def test_the_words_of_a_job_are_forgotten_after_it(config: DictConfig) -> None:
-    with recorded_job(config, ["task=e2e"]):
-        assert composed_job().words.typed == ("task=e2e",)
-        assert composed_job().words.job == ("task=e2e", "privacy.eps=3")
-    assert commands._job.get() is None

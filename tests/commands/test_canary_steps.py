@@ -25,12 +25,12 @@ from dpft.commands.canary_steps import (
 from dpft.commands.run_cost import check_sharding
 from dpft.config.schema import TrainCommand
 from dpft.data.batches import Batch
-from dpft.errors import InputError, StateError
+from dpft.errors import StateError
 from dpft.models.losses import per_example_losses
 from dpft.run_folder import WHITE_BOX
 from dpft.training.listeners import PublicStep
 from tests.config.test_conf import loaded
-from tests.slowness import slow
+from tests.rejections import rejects
 from tests.stories.tiny import TRAINING, make_workspace
 
 CANARIES, WORDS, VOCABULARY, SHARED = 4, 3, 24, 0
@@ -111,16 +111,6 @@ def test_of_the_gradient_before_training_too_and_that_stays(tmp_path: Path) -> N
     assert torch.equal(steps.before(noisy), scores)
 
 
-def test_noise_that_all_rows_have_in_common_is_no_score(tmp_path: Path) -> None:
-    model = toy()
-    steps = listener(model, tmp_path)
-    (table,) = tables(model)
-    table.grad = torch.ones_like(table)
-    assert float(torch.stack(steps.noisy_rows()).abs().max()) < 1e-6
-    table.grad = None
-    assert torch.equal(steps.scores(steps.noisy_rows()), torch.zeros(CANARIES).double())
-
-
 def test_a_resumed_run_forgets_the_scores_of_later_steps(tmp_path: Path) -> None:
     steps = listener(toy(), tmp_path)
     steps.begin(0)
@@ -141,14 +131,11 @@ def test_missing_steps_and_damaged_scores_are_refused(tmp_path: Path) -> None:
     steps = listener(toy(), tmp_path)
     steps.begin(0)
     take(steps, 1, 3)
-    with pytest.raises(InputError, match="must hold scores of all 3 steps, got 2"):
+    with rejects(str(steps.path), 2):
         read_white_box(tmp_path, canaries=CANARIES, steps=STEPS)
     take(steps, 2)
-    with pytest.raises(StateError, match="damaged"):
+    with pytest.raises(StateError, match=steps.path.name):
         read_white_box(tmp_path, canaries=CANARIES + 1, steps=STEPS)
-    steps.path.write_text("{}\n")
-    with pytest.raises(StateError, match="damaged"):
-        read_white_box(tmp_path, canaries=CANARIES, steps=STEPS)
 
 
 def test_a_step_counts_by_how_little_its_scores_vary() -> None:
@@ -171,7 +158,7 @@ def test_a_method_that_leaves_the_embeddings_alone_is_refused() -> None:
     model = toy()
     check_white_box(model)
     model.get_input_embeddings().weight.requires_grad_(False)
-    with pytest.raises(InputError, match="needs a method that trains the input embeddings"):
+    with rejects("audit.white_box", True):
         check_white_box(model)
 
 
@@ -180,27 +167,19 @@ ASKED = (*TRAINING, "audit.white_box=true", "audit.canaries=5", "train.steps=2",
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("method=rgp", "needs a method whose gradient is of the weights themselves"),
-        *slow(
-            ("method=bitfit", "needs a method that trains the input embeddings"),
-            ("audit.canaries=0", "needs audit.canaries, got 0"),
-        ),
-    ],
-)
-def test_runs_without_such_gradients_are_refused_in_one_sentence(
-    tmp_path: Path, shared_accounting: None, word: str, said: str
+@pytest.mark.parametrize("method", ["rgp", "bitfit"])
+def test_a_run_without_such_gradients_is_refused(
+    tmp_path: Path, shared_accounting: None, method: str
 ) -> None:
-    assert said in make_workspace(tmp_path).refusal("train", *ASKED, word)
+    sentence = make_workspace(tmp_path).refusal("train", *ASKED, f"method={method}")
+    assert "audit.white_box=true" in sentence
 
 
 @pytest.mark.slow
 def test_a_sharded_model_is_refused() -> None:
     command = loaded("train", [*ASKED, "parallel=fsdp"])
     assert isinstance(command, TrainCommand)
-    with pytest.raises(InputError, match="needs the whole model in each process"):
+    with rejects("audit.white_box", True):
         check_sharding(command.settings())
 
 

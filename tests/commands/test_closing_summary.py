@@ -29,6 +29,7 @@ from dpft.tasks.base import TextTask
 from dpft.tasks.custom import CustomTexts
 from dpft.tasks.e2e import E2ETask
 from tests.models import small
+from tests.rejections import rejects
 from tests.reports.folders import read, write_run
 from tests.reports.test_report import entry, non_private, private
 from tests.slowness import slow_but
@@ -140,10 +141,8 @@ def scored(stage: str, public: bool = True, **metrics: float) -> ScoreEntry:
         ({"accuracy": 0.5}, {"accuracy": 0.49}, "those before training"),
         ({"accuracy": 0.4}, {"accuracy": 0.75}, "those of always answering the most frequent"),
         ({"accuracy": 0.4}, {"accuracy": 0.76}, None),
-        ({"perplexity": 9}, {"perplexity": 9}, "those before training"),
         ({"perplexity": 9}, {"perplexity": 8}, None),
         ({"bleu": 9}, {}, None),
-        ({}, {"bleu": 9}, None),
     ],
 )
 def test_a_model_that_learned_nothing_is_said_to_be_and_the_page_is_named(
@@ -274,7 +273,7 @@ def test_every_command_that_a_run_advises_takes_that_run_of_every_task_and_objec
         try:
             trained = composed("train", [*words, "privacy=none", "model=tiny"]).settings()
         except InputError as error:
-            assert "task.objective" in str(error)
+            assert error.faults[0].key == "task.objective"
             continue
         done += 1
         task, run = trained.task, folder.parent / str(number)
@@ -324,5 +323,6 @@ def check_others_refused(written_from: str | None, run: str) -> None:
         _, config, of_run = with_model_facts(made, saved_run(run))
         if getattr(of_run, "learn_prompt", False):
             continue  # It writes both.
-        with pytest.raises(InputError, match="num|prompts|run must name a model that writes"):
+        with rejects() as faults:
             prompts_of(config, generated_task(config, of_run))
+        assert faults[0].key in ("num", "prompts", "run")

@@ -12,7 +12,7 @@ from dpft.commands.composition import (
     spent_beside,
 )
 from dpft.commands.ledger_account import SpentRun, histogram_steps, read_spent
-from dpft.errors import InputError, StateError
+from dpft.errors import StateError
 from dpft.privacy.accounting import SampledGaussian, account, evaluate, summary
 from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, Mechanism
@@ -32,6 +32,7 @@ from tests.commands.run_folders import (
     mechanism,
     tear,
 )
+from tests.rejections import rejects
 
 DELTA = 1 / (2 * SIZE)
 
@@ -65,11 +66,11 @@ def test_a_torn_step_is_counted_and_said(tmp_path: Path) -> None:
     assert any("torn" in warning for warning in spending.warnings)
 
 
-@pytest.mark.parametrize("stated", [0.5555, 150.0])
 def test_no_file_beside_the_ledger_is_ever_a_headline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An epsilon of 147.8 was told as "epsilon = 0.5000 (upper bound by prv)"."""
+    stated = 0.5555
     calibration = Calibration(accountant="prv", epsilon=1.5, grid="g", target=1.5)
     folder = make_run(tmp_path / "a", plan=make_plan(calibration=calibration), eps=1.5)
     forged = {"accountant": "prv", "epsilon": stated, "grid": "g", "target": stated}
@@ -121,10 +122,10 @@ def test_a_tokenizers_ledger_that_was_cut_hides_nothing(tmp_path: Path) -> None:
     run = spent(tmp_path / "a", plan=make_plan(tokenizer=before))
     assert spent_beside([run, made]) == []
     for record in (replace(ledger, heads=ledger.heads[:2]), replace(ledger, heads=("", "", "x"))):
-        with pytest.raises(StateError, match="must have the head .* after line 2"):
+        with pytest.raises(StateError, match=f"{before.head} after line 2"):
             spent_beside([run, replace(made, ledger=record)])
     own = replace(run, ledger=replace(run.ledger, run_id=before.run_id))
-    with pytest.raises(StateError, match="must have the head"):
+    with pytest.raises(StateError, match=before.head):
         spent_beside([own])
 
 
@@ -151,18 +152,10 @@ def test_runs_on_the_same_data_are_composed_at_the_smallest_delta(tmp_path: Path
     assert str(tmp_path / "b") in table
 
 
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"unit": "customer_id"}, "unit"),
-        ({"unit_definition": "one dialogue"}, "unit_definition"),
-    ],
-)
-def test_runs_that_protect_different_things_are_refused(
-    tmp_path: Path, changes: dict, key: str
-) -> None:
+@pytest.mark.parametrize("changes", [{"unit": "customer_id"}, {"unit_definition": "one dialogue"}])
+def test_runs_that_protect_different_things_are_refused(tmp_path: Path, changes: dict) -> None:
     runs = [spent(tmp_path / "a"), spent(tmp_path / "b", plan=make_plan(**changes))]
-    with pytest.raises(InputError, match=f"runs must all have the same {key}, got"):
+    with rejects("runs", *changes.values()):
         check_same_unit(runs)
 
 
@@ -183,7 +176,7 @@ def test_a_reproducible_run_is_said_not_to_be_private(tmp_path: Path) -> None:
 def test_the_head_lodged_elsewhere_is_compared(tmp_path: Path) -> None:
     run = spent(tmp_path / "a")
     check_head(run, run.ledger.head)
-    with pytest.raises(StateError, match="was its head after line 3"):
+    with pytest.raises(StateError, match="line 3"):
         check_head(run, run.ledger.heads[3])
-    with pytest.raises(StateError, match="replaced or written anew"):
+    with pytest.raises(StateError, match=f"{'f' * 64}, got {run.ledger.head}"):
         check_head(run, "f" * 64)

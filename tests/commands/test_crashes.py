@@ -50,12 +50,6 @@ def test_an_error_that_hides_where_it_came_from_keeps_hiding_it() -> None:
     assert "KeyError" not in where(error)
 
 
-def test_errors_that_came_from_each_other_end() -> None:
-    one, other = ValueError(), TypeError()
-    one.__cause__, other.__cause__ = other, one
-    assert where(one).startswith("TypeError\n")
-
-
 def test_the_whole_text_is_kept_for_the_owner_alone(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), crash_kept(tmp_path / "run"):
         crash()

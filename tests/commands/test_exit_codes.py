@@ -19,7 +19,6 @@ from dpft.errors import (
     StateError,
     note_records_read,
 )
-from dpft.privacy.clipping.options import check_engine_name
 from tests.commands.test_crashes import crash
 from tests.job_exit_codes import exit_code_of_job
 
@@ -31,11 +30,6 @@ def raising(error: BaseException) -> Callable[[], None]:
     return job
 
 
-def test_a_job_that_ends_has_code_0_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code_of_job(lambda: None) == 0
-    assert capsys.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize(
     ("error", "code"), [(InputError, 2), (RunError, 1), (StateError, 3), (DpftError, 1)]
 )
@@ -44,13 +38,6 @@ def test_what_a_user_can_mend_is_one_line_and_the_code_of_its_kind(
 ) -> None:
     assert exit_code_of_job(raising(error("x must be 1."))) == code
     assert capsys.readouterr() == ("", "dpft: error: x must be 1.\n")
-
-
-def test_what_the_library_refuses_names_the_key_and_not_the_argument(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    exit_code_of_job(lambda: check_engine_name("warp"))
-    assert "error: privacy.engine must be one of auto" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("file", "named"), [("state.json", "state.json"), (None, "a file")])

@@ -127,10 +127,10 @@ def test_without_a_whole_ledger_nothing_is_printed(tmp_path: Path) -> None:
     ledger = folder / "ledger.jsonl"
     lines = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join(lines[:-1]))
-    with pytest.raises(StateError, match="must be the ledger of a finished training"):
+    with pytest.raises(StateError, match=r"ledger\.jsonl"):
         privacy_of(folder)
     ledger.unlink()
-    with pytest.raises(StateError, match="is gone, so nothing shows what the run spent"):
+    with pytest.raises(StateError, match=r"ledger\.jsonl"):
         privacy_of(folder)
 
 
@@ -138,5 +138,5 @@ def test_a_private_run_does_not_pass_for_one_without_privacy(tmp_path: Path) -> 
     folder = make_run(tmp_path / "run")
     openly = without_privacy(StepsPlan(num_examples=80, expected_batch_size=10, steps=5))
     (folder / "privacy.json").write_text(json.dumps(openly))
-    with pytest.raises(StateError, match="must be that of the private run"):
+    with pytest.raises(StateError, match=r"privacy\.json"):
         privacy_of(folder)

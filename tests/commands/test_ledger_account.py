@@ -1,6 +1,5 @@
 """Runs are read from their ledgers; other files of the folder do not change what they spent."""
 
-import json
 import os
 from pathlib import Path
 
@@ -11,11 +10,10 @@ from dpft.commands.ledger_account import (
     find_ledgers,
     read_spent,
 )
-from dpft.errors import InputError, StateError
+from dpft.errors import StateError
 from dpft.privacy.accounting.calibration import Calibration
-from dpft.privacy.ledger import Noise, read_ledger
+from dpft.privacy.ledger import Noise
 from dpft.run_folder import PAGE, REPORT
-from dpft.strict_model import as_json
 from tests.commands.run_folders import (
     BATCH,
     NOISE,
@@ -24,6 +22,7 @@ from tests.commands.run_folders import (
     make_run,
     mechanism,
 )
+from tests.rejections import rejects
 
 USUAL = Noise(noise_multiplier=NOISE, sample_rate=BATCH / SIZE)
 
@@ -40,46 +39,12 @@ def test_the_ledger_alone_says_what_a_run_spent(tmp_path: Path, ended: bool) -> 
     assert (alone.taken, alone.plan, alone.end) == (whole.taken, whole.plan, whole.end)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("privacy.json", "{"),
-        ("privacy.json", '{"schema_version": 9}'),
-        ("config.yaml", "[" * 5000),
-        ("config.yaml", f"privacy: {{delta: 1{'0' * 400}}}"),
-    ],
-)
-def test_a_damaged_file_beside_the_ledger_is_not_needed(
-    tmp_path: Path, name: str, text: str
-) -> None:
-    folder = make_run(tmp_path / "a")
-    (folder / name).write_text(text)
-    assert read_spent(str(folder)).steps == 5
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"noise_multiplier": 9.0}, {"sample_rate": 0.1}, {"sensitivity": 0.2}, {"name": "laplace"}],
-)
+@pytest.mark.parametrize("changes", [{"noise_multiplier": 9.0}, {"sample_rate": 0.1}])
 def test_a_step_that_is_not_the_plans_is_refused_by_line_number(
     tmp_path: Path, changes: dict
 ) -> None:
     folder = make_run(tmp_path / "a", mechanism(), mechanism(**changes), ended=False)
-    with pytest.raises(StateError, match="line 3: the step must be of a mechanism of the plan"):
-        read_spent(str(folder))
-
-
-@pytest.mark.parametrize("changes", [{"noise_multiplier": 10**400}, {"sample_rate": None}])
-def test_a_step_that_cannot_be_read_is_refused_by_line_number(
-    tmp_path: Path, changes: dict
-) -> None:
-    folder = make_run(tmp_path / "a", mechanism(), ended=False)
-    path = folder / "ledger.jsonl"
-    step = as_json(mechanism()) | changes
-    entry = {"mechanism": step, "previous": read_ledger(path).head, "step": 2}
-    with path.open("a") as file:
-        file.write(json.dumps(entry, sort_keys=True) + "\n")
-    with pytest.raises(StateError, match="line 3: .* damaged"):
+    with pytest.raises(StateError, match="line 3"):
         read_spent(str(folder))
 
 
@@ -89,24 +54,23 @@ def test_a_ledger_that_lost_its_plan_is_no_run_that_spent_nothing(
 ) -> None:
     folder = make_run(tmp_path / "a", ended=False)
     (folder / "ledger.jsonl").write_text(text)
-    with pytest.raises(StateError, match="line 1: the first line is torn or gone"):
+    with pytest.raises(StateError, match="line 1"):
         read_spent(str(folder))
 
 
-def test_a_run_without_privacy_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_privacy_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", name="none")
     (folder / "ledger.jsonl").unlink()
     (folder / "privacy.json").unlink()
-    with pytest.raises(InputError, match="privacy=none"):
-        read_spent(str(folder))
-    with pytest.raises(InputError, match="does not exist"):
-        read_spent(str(tmp_path / "b"))
+    for rejected in (folder, tmp_path / "b"):
+        with rejects("run", str(rejected)):
+            read_spent(str(rejected))
 
 
 def test_a_trials_ledger_answers_for_no_search(tmp_path: Path) -> None:
     """Its own line says so: the folder may be handed on without the search's files."""
     folder = make_run(tmp_path / "a", plan=make_plan(is_trial=True), ended=False)
-    with pytest.raises(InputError, match="one of a secret number of runs"):
+    with rejects("run", str(folder)):
         read_spent(str(folder))
     assert read_spent(str(folder), trial=True).steps == 5
 
@@ -153,17 +117,18 @@ def test_what_no_total_covers_is_refused_or_left_out_by_word(tmp_path: Path) -> 
     state.write_text('{"schema_version": 2}')
     for name in ("ledger.jsonl", "privacy.json"):
         (open_run / name).unlink()
-    with pytest.raises(InputError, match=r"privacy=none.*leave it out by leave_out="):
+    with rejects("runs", str(open_run)) as faults:
         find_ledgers([str(tmp_path)])
+    assert faults[0].hint == f"'leave_out=[{open_run}]'"
     found = find_ledgers([str(tmp_path)], leave_out=[str(open_run)])
     assert found.folders == (str(private),)
     assert found.left_out == (f"{open_run}: left out by leave_out",)
-    with pytest.raises(InputError, match="leave_out must name runs below"):
+    with rejects("leave_out", (str(open_run),)):
         find_ledgers([str(private)], leave_out=[str(open_run)])
-    with pytest.raises(InputError, match="got one twice"):
+    with rejects("runs", (str(private), str(private))):
         find_ledgers([str(private), str(private)])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"has no ledger\.jsonl in it or below"):
+    with rejects("runs", str(tmp_path / "empty")):
         find_ledgers([str(tmp_path / "empty")])
 
 
@@ -179,7 +144,7 @@ def test_a_lost_ledger_is_not_left_out(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "runs/a")
     (folder / "ledger.jsonl").unlink()
     (lost,) = find_ledgers([str(tmp_path)]).folders
-    with pytest.raises(InputError, match=r"has no ledger\.jsonl"):
+    with rejects("run", lost):
         read_spent(lost)
 
 
@@ -193,10 +158,10 @@ def test_finished_runs_are_read_and_unfinished_ones_are_named(tmp_path: Path) ->
 
 
 def test_where_none_has_ended_the_way_to_end_them_is_said(tmp_path: Path) -> None:
-    for name in "ab":
-        make_run(tmp_path / name, ended=False)
-    with pytest.raises(InputError, match="got 2 that have not; go on .* dpft train resume=RUN"):
-        read_finished_runs([tmp_path / "a", tmp_path / "b"])
+    folders = [make_run(tmp_path / name, ended=False) for name in "ab"]
+    with rejects("runs", tuple(map(str, folders))) as faults:
+        read_finished_runs(folders)
+    assert faults[0].hint == f"dpft train resume={tmp_path / 'a'}"
 
 
 def test_a_ledger_that_private_knows_of_must_be_there(tmp_path: Path) -> None:
@@ -211,7 +176,7 @@ def test_a_ledger_that_private_knows_of_must_be_there(tmp_path: Path) -> None:
 def test_a_link_in_a_received_folder_is_refused(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     (folder / "metrics.json").symlink_to(tmp_path / "mine")
-    with pytest.raises(InputError, match="symbolic link"):
+    with rejects(str(folder / "metrics.json")):
         read_finished_runs([folder])
 
 

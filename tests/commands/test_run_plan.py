@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from dpft.commands import run_plan as run_plan_module
 from dpft.commands.run_plan import (
     PublicSize,
     RunPlan,
@@ -15,22 +14,18 @@ from dpft.commands.run_plan import (
     curve_of_run,
     plan_run,
     public_size,
-    what_is_trained,
     with_batch_size,
 )
 from dpft.config.hydra_compose import register_resolver
 from dpft.config.load import config_directory, load
 from dpft.config.schema import TrainCommand
 from dpft.data.canaries import CanaryConfig
-from dpft.errors import InputError
-from dpft.methods.linear_probe import DEFAULT_FOR_LABELS
 from dpft.privacy.accounting.calibration import Calibration
-from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.privacy_config import DifferentialPrivacy, NoPrivacy
 from dpft.tasks.e2e import E2ETask
 from tests.config.test_conf import loaded
 from tests.privacy.test_plan import plan
-from tests.slowness import slow
+from tests.rejections import rejects
 
 TASK = E2ETask(name="e2e", source="url", num_train_examples=42061, embedded_num_train_examples=80)
 DP = DifferentialPrivacy(name="dp", eps=3.0)
@@ -58,12 +53,6 @@ def test_the_users_number_of_examples_leads(privacy) -> None:
 def test_a_published_size_stands_where_the_data_are_the_published_ones() -> None:
     assert public_size(of(TASK, DP), never).num_examples == 42061
     assert public_size(of(TASK.replace(source="embedded"), DP), never).num_examples == 80
-
-
-@pytest.mark.slow
-def test_local_rows_are_counted() -> None:
-    size = public_size(of(TASK.replace(data_dir="x"), DP), lambda: 12)
-    assert (size.num_examples, size.source) == (12, "counted in the data")
 
 
 @pytest.mark.slow
@@ -98,7 +87,7 @@ def test_a_transferred_sample_rate_sets_the_batch_size_for_this_tasks_size(caplo
 def test_a_batch_larger_than_the_other_tasks_data_is_refused() -> None:
     words = ["task=qqp", "model=roberta-base", "privacy.eps=3", "train.expected_batch_size=9000"]
     config = loaded("train", [*words, "train.transfer_sample_rate_from=cola"])
-    with pytest.raises(InputError, match="at most the 8551 examples of cola.*got 9000"):
+    with rejects("train.expected_batch_size", 9000):
         with_batch_size(config, never)
 
 
@@ -168,8 +157,9 @@ def test_a_batch_size_that_was_given_stays_and_is_refused_in_the_units_words() -
     config = loaded("train", [*OWN, *UNITS, "train.expected_batch_size=1024"])
     config = with_batch_size(config, never)
     assert config.train.expected_batch_size == 1024
-    with pytest.raises(InputError, match="at most the 365 values of customer_id, got 1024"):
+    with rejects("train.expected_batch_size", 1024) as faults:
         plan_run(config, lambda: 365)
+    assert "365 values of customer_id" in faults[0].message
 
 
 @pytest.mark.slow
@@ -194,22 +184,9 @@ def run_plan(**changes: Any) -> RunPlan:
     return RunPlan(size=size, steps=3, phases=(), privacy=changes.get("privacy", plan()))
 
 
-def test_a_run_without_privacy_has_no_curve() -> None:
-    assert curve_of_run(config(), run_plan(privacy=None)) is None
-
-
 def test_a_run_that_rdp_calibrated_keeps_rdps_bound_whatever_is_configured() -> None:
     curve = curve_of_run(config("prv"), run_plan(privacy=plan(calibration=RDP)))
     assert curve is not None and set(curve.accountants) == {"rdp"}
-
-
-def test_another_accountants_curve_is_said_to_be_one(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by_rdp = EpsilonCurve(steps=(1, 2), epsilons=(1.0, 2.0), accountants=("rdp", "rdp"))
-    monkeypatch.setattr(run_plan_module, "epsilon_curve", lambda *_: by_rdp)
-    assert curve_of_run(config("prv"), run_plan()) == by_rdp
-    assert caplog.messages == ["the curve of epsilon over the steps has bounds by rdp"]
 
 
 def command(*words: str) -> TrainCommand:
@@ -231,21 +208,10 @@ def command(*words: str) -> TrainCommand:
             "training model=gpt2 from random weights on task=e2e by method=retrain,"
             " under eps=8, delta=1e-05 for each value of customer_id",
         ),
-        *slow(
-            (
-                ["privacy=none", "model=tiny", "resume=outputs/a"],
-                "going on with outputs/a: model=tiny on task=e2e by method=full, without privacy",
-            ),
-            (
-                ["privacy=none", "model=tiny", "privacy.max_grad_norm=0.1"],
-                "training model=tiny on task=e2e by method=full,"
-                " without privacy: each example clipped at 0.1, no noise",
-            ),
-            (
-                ["privacy.noise_multiplier=0.7"],
-                "training model=gpt2 on task=e2e by method=full,"
-                " with noise_multiplier=0.7 for each example",
-            ),
+        (
+            ["privacy=none", "model=tiny", "privacy.max_grad_norm=0.1"],
+            "training model=tiny on task=e2e by method=full,"
+            " without privacy: each example clipped at 0.1, no noise",
         ),
     ],
 )
@@ -255,19 +221,6 @@ def test_the_first_line_says_what_is_trained_and_what_is_promised(
     with caplog.at_level("INFO"):
         announce(command(*words))
     assert caplog.messages == [line]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "is_said"), [("linear_probe", True), ("bitfit", False)])
-def test_the_default_method_for_labels_is_said_with_the_key_that_changes_it(
-    caplog: pytest.LogCaptureFixture, method: str, is_said: bool
-) -> None:
-    own = ("task=custom", "task.data_dir=rows.csv", "task.text='{text}'", "task.label=label")
-    trained = command(*own, "task.labels=[a,b]", f"method={method}", "privacy.eps=8")
-    with caplog.at_level("INFO"):
-        announce(trained)
-    assert caplog.messages[1:] == ([DEFAULT_FOR_LABELS] if is_said else [])
-    assert "method=full" in DEFAULT_FOR_LABELS
 
 
 @pytest.mark.slow
@@ -288,15 +241,6 @@ sys.exit(main(["train", "model=tiny", "task.source=embedded", "privacy.eps=3"]))
 
 
 @pytest.mark.slow
-def test_a_model_in_a_folder_is_called_by_its_folder_and_type(tmp_path: Path) -> None:
-    words = ["model=local", f"model.path={tmp_path}", "privacy.eps=3"]
-    named = f"model.path=…/{tmp_path.name}"
-    assert what_is_trained(command(*words)).startswith(f"{named} on task=e2e")
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert what_is_trained(command(*words)).startswith(f"{named} (bert) on task=e2e")
-
-
-@pytest.mark.slow
 def test_a_faulty_row_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text,label\na,good\nb,\n")
     program = """
@@ -313,4 +257,4 @@ sys.exit(100 if "torch" in sys.modules else code)
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 2, done.stderr
-    assert "rows.csv, line 3: the column label" in done.stderr and "is empty" in done.stderr
+    assert "rows.csv, line 3" in done.stderr and "label" in done.stderr

@@ -109,11 +109,9 @@ def test_a_run_that_goes_on_continues_its_series(
 @pytest.mark.slow
 def test_private_splits_are_refused_before_any_record_is_read(workspace: Workspace) -> None:
     words = ("train", *TRAINING, "task.data_dir=nowhere", "privacy.eps=8", "eval.every_epochs=1")
-    sentence = workspace.refusal(*words)
-    assert sentence.startswith("eval.every_epochs needs a public split, got eval.split=test of")
-    assert "covered by no epsilon" in sentence
-    training = workspace.refusal(*words, "eval.split=train", "eval.split_is_public=true")
-    assert "got eval.split=train" in training
+    for split in (("eval.split=test",), ("eval.split=train", "eval.split_is_public=true")):
+        sentence = workspace.refusal(*words, *split)
+        assert sentence.startswith("eval.every_epochs") and split[0] in sentence
 
 
 @pytest.mark.slow
@@ -205,4 +203,4 @@ def test_a_schedule_that_asks_for_nothing_says_so(
     take: Take, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert take(0, 45, 45, every_steps=30) == {}
-    assert "eval.every_steps=30 scores nothing while training" in caplog.text
+    assert "eval.every_steps=30" in caplog.text

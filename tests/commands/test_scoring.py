@@ -1,5 +1,4 @@
 import json
-import stat
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -32,15 +31,6 @@ def test_public_predictions_are_those_of_the_last_evaluation(tmp_path: Path) -> 
         ("before", True),
         ("after", True),
     ]
-
-
-def test_private_predictions_are_the_owners_alone(tmp_path: Path) -> None:
-    write_evaluations(tmp_path, [evaluation("after", "y")], public=False)
-    assert not (tmp_path / "predictions.jsonl").exists()
-    private = tmp_path / "private"
-    assert stat.S_IMODE(private.stat().st_mode) == 0o700
-    assert stat.S_IMODE((private / "predictions.jsonl").stat().st_mode) == 0o600
-    assert "y" not in (tmp_path / "metrics.json").read_text().split()
 
 
 def test_trust_rule_8_texts_stand_in_public_metrics_for_a_public_split_alone(
@@ -76,30 +66,6 @@ PRIVATE = ("private/metrics.json", "private/report.md")
 
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
-def test_samples_lie_beside_the_predictions(tmp_path: Path) -> None:
-    write_evaluations(tmp_path, [evaluation("after", "y")], public=True)
-    assert files(tmp_path) == {"metrics.json", "predictions.jsonl", "samples.md"}
-    samples = (tmp_path / "samples.md").read_text()
-    assert samples.startswith("# Samples of e2e, split test\n")
-    assert "not covered by epsilon" not in samples
-
-
-def test_private_samples_are_the_owners_alone(tmp_path: Path) -> None:
-    write_evaluations(tmp_path, [evaluation("after", "y")], public=False)
-    samples = tmp_path / "private" / "samples.md"
-    assert stat.S_IMODE(samples.stat().st_mode) == 0o600
-    assert "private held-out records, not covered by epsilon" in samples.read_text()
-    assert not (tmp_path / "samples.md").exists()
-
-
-def test_each_part_of_a_split_has_samples_of_its_own(tmp_path: Path) -> None:
-    parts = [evaluation("after", "y", split=split) for split in ("matched", "mismatched")]
-    write_evaluations(tmp_path, parts, public=True)
-    expected = {f"samples_{part}.md" for part in ("matched", "mismatched")}
-    assert expected <= files(tmp_path)
-    assert "samples.md" not in files(tmp_path)
 
 
 def test_of_records_that_were_trained_on_there_are_no_samples(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from dpft.commands.new_run import starting_models
-from dpft.errors import StateError
 from dpft.models.source import ModelConfig
 from dpft.privacy.accounting import account
 from dpft.privacy.ledger import read_ledger
@@ -17,7 +16,7 @@ from dpft.reports.privacy_sentences import (
     starting_sentences,
 )
 from dpft.strict_model import as_json
-from tests.commands.run_folders import edit, make_plan, make_run
+from tests.commands.run_folders import make_plan, make_run
 from tests.reports.plain import WITH_TOKENIZER, plain
 from tests.reports.test_privacy_record import record as private
 from tests.reports.test_privacy_record import without_privacy
@@ -84,13 +83,6 @@ def test_a_model_without_a_promise_brings_nothing(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     assert starting_models(ModelConfig(name="local", path=str(tmp_path / "other"))) == []
     assert starting_models(ModelConfig(name="gpt2", hub_name="gpt2")) == []
-
-
-def test_a_damaged_promise_is_refused(tmp_path: Path) -> None:
-    model = private_model(tmp_path / "run")
-    edit(tmp_path / "run", model=3)
-    with pytest.raises(StateError, match="damaged"):
-        starting_models(model)
 
 
 def test_a_report_says_both_and_what_they_are_together() -> None:

@@ -92,9 +92,8 @@ def test_a_tracker_that_fails_is_warned_of_once_and_loses_no_step(
     listener.conclude(40, {"privacy/epsilon_reported": 3.0})
     listener.close(failed=False)
     assert [step for step, _ in kept.points] == [10]
-    assert caplog.messages == [
-        "tracking=kept failed, and the run goes on without it: ConnectionError: the network is down"
-    ]
+    (message,) = caplog.messages
+    assert "ConnectionError: the network is down" in message
 
 
 @pytest.mark.slow
@@ -124,15 +123,7 @@ def test_a_missing_package_is_refused_before_anything_is_read_or_written(
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     sentence = workspace.refusal("train", *RUN, f"tracking={name}", "task.data_dir=nowhere")
-    assert f"tracking={name} needs the package {name}" in sentence
-    assert "pip install 'dpft[tracking]'" in sentence
-
-
-@pytest.mark.slow
-def test_a_search_is_not_tracked(workspace: Workspace) -> None:
-    given = ("privacy.eps=3", "eval.split_is_public=true", "tracking=tensorboard")
-    sentence = workspace.refusal("tune", *TRAINING, *given)
-    assert "tune needs tracking=none, got tracking=tensorboard" in sentence
+    assert f"tracking={name}" in sentence and "dpft[tracking]" in sentence
 
 
 @pytest.mark.slow

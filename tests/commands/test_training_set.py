@@ -26,11 +26,11 @@ from dpft.data.encoding import Encoding, TokenRows
 from dpft.data.sources import load_examples
 from dpft.data.tokenization import TokenizedExample
 from dpft.data.training_records import bounded_units
-from dpft.errors import InputError
 from dpft.tasks.base import Example, Record
 from dpft.training.loop import TrainingSet
 from tests.commands.configs import with_privacy
 from tests.data.conftest import load_with_units
+from tests.rejections import rejects
 
 KEY = bytes(32)
 CPU = torch.device("cpu")
@@ -128,7 +128,7 @@ def test_every_canary_must_fit_whichever_is_the_longest(
     """Canaries of as many words may differ in tokens; one that is cut could not be found."""
     long = canary("learn " * encoding.max_length)
     for canaries in ([long, canary("learn")], [canary("learn"), long]):
-        with pytest.raises(InputError, match="must have room for the canaries"):
+        with rejects("task.max_length"):
             check_canaries(canaries, config.task, encoding)
     check_canaries([canary("learn")], config.task, encoding)
 

@@ -1,11 +1,9 @@
 """What a model writes becomes rows by a template, is drawn anew where it is none, or kept apart."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from dpft.commands import generate as generation
 from dpft.commands.generate import GeneratedTexts, generate_texts
 from dpft.config.schema import GenerateConfig
 from dpft.generation.decoding import DecodeConfig, Draws
@@ -89,16 +87,3 @@ def test_without_a_template_every_text_is_a_record() -> None:
 def test_texts_from_nothing_are_kept_apart_by_themselves() -> None:
     found = GeneratedTexts(texts=("a", "b"), records=(None, {"x": "b"}), unread=(1,))
     assert found.unparsed([({}, PROMPTS[0][1])] * 2) == [{"text": "a"}]
-
-
-def test_a_bar_counts_the_records_and_those_of_each_further_attempt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shown: list[tuple[object, ...]] = []
-    bar = nullcontext(lambda *moved: shown.append(moved))
-    monkeypatch.setattr(generation, "batch_progress", lambda **_: bar)
-    written(Model(), retries=1)
-    assert shown == [
-        *(("records", 2, 5), ("records", 4, 5), ("records", 5, 5)),
-        *(("attempt 2", 2, 4), ("attempt 2", 4, 4)),
-    ]

@@ -26,6 +26,7 @@ from dpft.config.load import (
 from dpft.config.section import ChosenBy, CrossCheck, Root, Section, by_name
 from dpft.errors import Fault, InputError
 from dpft.strict_model import type_text
+from tests.rejections import rejects
 
 
 class Method(Section):
@@ -110,7 +111,7 @@ def test_a_saved_configuration_that_is_missing_or_no_mapping_is_rejected(
 ) -> None:
     if content is not None:
         (tmp_path / "config.yaml").write_text(content)
-    with pytest.raises(InputError):
+    with rejects():
         load_saved(tmp_path / "config.yaml", Config)
 
 
@@ -126,9 +127,8 @@ def test_removed_keys_of_a_saved_configuration_are_ignored(tmp_path: Path) -> No
     path.write_text(written)
     assert load_saved(path, Config) == loaded()
     path.write_text(written.replace("secure", "secret"))
-    with pytest.raises(InputError) as error:
+    with rejects("privacy.secret_noise", False):
         load_saved(path, Config)
-    assert [fault.key for fault in error.value.faults] == ["privacy.secret_noise"]
 
 
 def test_a_saved_text_is_never_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +185,8 @@ HUGE = 10**400
         ({"labels": [[]]}, "labels[0]", [], None),
         ({"urls": {"train": []}}, "urls.train", [], None),
         ({"urls": ["a.csv"]}, "urls", ["a.csv"], None),
-        ({"labels": {"a": "b"}}, "labels", {"a": "b"}, "labels=[]"),
-        ({"labels": "yes"}, "labels", "yes", "labels=[]"),
+        ({"labels": {"a": "b"}}, "labels", {"a": "b"}, "'labels=[]'"),
+        ({"labels": "yes"}, "labels", "yes", "'labels=[]'"),
         (
             {"privacy": {"eps": 1, "flag": "no"}},
             "privacy.flag",
@@ -209,7 +209,7 @@ def test_a_rejected_value_is_named_with_its_key_and_a_fix(
     (fault,) = faults(**changes)
     assert (fault.key, fault.value) == (key, value)
     if hint is not None:
-        assert fault.hint == hint and fault.message.endswith(f"Try: {hint}")
+        assert fault.hint == hint
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), HUGE, -HUGE])
@@ -223,9 +223,9 @@ def test_a_yaml_constant_for_a_text_is_suggested_in_quotes(value: object) -> Non
     class Saved(Section):
         path: str
 
-    with pytest.raises(InputError) as error:
+    with rejects("path", value) as faults:
         from_values({"path": value}, Saved)
-    (word,) = shlex.split(error.value.faults[0].hint or "")
+    (word,) = shlex.split(faults[0].hint or "")
     assert OverridesParser.create().parse_override(word).value() == json.dumps(value)
 
 
@@ -263,10 +263,10 @@ def test_a_type_is_printed_as_python_writes_it(annotation: object, text: str) ->
     assert type_text(annotation) == text
 
 
-def rejecting(sentence: str) -> Callable[..., None]:
+def rejecting(key: str) -> Callable[..., None]:
     def check(*values: int) -> None:
         if sum(values) > 9:
-            raise InputError(sentence)
+            raise InputError("The sum must be at most 9.", key=key)
 
     return check
 
@@ -282,9 +282,9 @@ class Checked(Root):
 
 
 def test_every_cross_check_that_fails_is_in_one_error() -> None:
-    with pytest.raises(InputError) as error:
+    with rejects("left") as faults:
         from_values({"left": 10, "right": 9}, Checked)
-    assert [fault.message for fault in error.value.faults] == ["left", "both"]
+    assert [fault.key for fault in faults] == ["left", "both"]
     assert from_values({"left": 4, "right": 5}, Checked).left == 4
 
 
@@ -301,8 +301,9 @@ def test_the_size_is_the_published_one() -> None:
 
 
 def test_an_unknown_task_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(InputError, match="got 'sst', which is none; did you mean sst2?"):
+    with rejects("train.transfer_sample_rate_from", "sst") as faults:
         published_num_train_examples("sst")
+    assert faults[0].hint == "train.transfer_sample_rate_from=sst2"
 
 
 def install(monkeypatch: pytest.MonkeyPatch, package: Path) -> None:
@@ -327,7 +328,6 @@ def test_configurations_in_neither_place_are_an_error_that_names_both(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     install(monkeypatch, tmp_path / "dpft")
-    with pytest.raises(InputError) as error:
+    with rejects(str(tmp_path / "dpft" / "conf")) as faults:
         config_directory()
-    assert str(tmp_path / "dpft" / "conf") in str(error.value)
-    assert str(tmp_path / "conf") in str(error.value)
+    assert str(tmp_path / "conf") in faults[0].message

@@ -11,9 +11,9 @@ from dpft.config.hydra_compose import compose
 from dpft.config.load import config_directory, load, load_saved, to_yaml
 from dpft.config.references import ReferenceMap
 from dpft.config.schema import TrainCommand, TrainConfig
-from dpft.errors import InputError
 from dpft.reports.published import published_table
 from dpft.strict_model import parse
+from tests.rejections import rejects
 from tests.reports.plain import run_of
 from tests.reports.test_privacy_record import record as private
 
@@ -118,8 +118,8 @@ def test_a_saved_run_of_a_sweep_finds_its_cell_and_says_whose_its_inherited_rows
 def test_a_wrong_map_is_refused_with_its_key() -> None:
     axis = "{key: train.epochs, values: [1]}"
     row = f"[{{source: a, what: b, task: e2e, split: test, metric: bleu, rows: {axis}, columns:"
-    with pytest.raises(InputError, match=r"reference_maps\[0\].columns"):
+    with rejects("reference_maps[0].columns"):
         command("privacy.eps=3", f"reference_maps={row} ???, cells: [[1]]}}]")
     other = "{key: train.seed, values: [0, 1]}"
-    with pytest.raises(InputError, match="for each of 1 rows and a score for each of 2 columns"):
+    with rejects("reference_maps", [1]):
         command("privacy.eps=3", f"reference_maps={row} {other}, cells: [[1]]}}]")

@@ -6,8 +6,8 @@ import pytest
 
 from dpft.config.hydra_compose import compose
 from dpft.config.load import load
-from dpft.config.tune import SearchSpace, TuneCommand, with_setting
-from dpft.errors import InputError
+from dpft.config.tune import TuneCommand, with_setting
+from tests.rejections import rejects
 from tests.slowness import slow
 
 
@@ -18,48 +18,29 @@ def command(*given: str, promise: str = "privacy.eps=3") -> TuneCommand:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "key"),
     [
-        ("task.data_dir=data", "private until a noisy score is accounted inside each trial"),
-        ("privacy.show_diagnostics=true", "tune needs privacy.show_diagnostics=false"),
+        ("task.data_dir=data", "eval.split"),
+        ("privacy.show_diagnostics=true", "privacy.show_diagnostics"),
         *slow(
-            ("eval.split=train", "private until a noisy score is accounted inside each trial"),
-            ("eval.enabled=false", "tune needs eval.enabled=true"),
-            ("eval.every_steps=10", "tune needs eval.every_steps=null"),
-            ("privacy.resume_overspend=true", "tune needs privacy.resume_overspend=false"),
-            ("tune.gamma=1", "tune.gamma must be above 0 and below 1"),
-            (
-                "+tuning.space.privacy.delta=[0.1]",
-                "got privacy.delta: it is the same in every trial",
-            ),
-            (
-                "+tuning.space.model.tokenizer=[a,b]",
-                "may not hold model.tokenizer: each tokenizer has",
-            ),
-            (
-                "+tuning.space.task.max_length=[9]",
-                "got task.max_length: it is the same in every trial",
-            ),
-            ("+tuning.space.train.seed=3", "tuning.space.train.seed must be a list"),
-            ("tuning.space.train.learning_rate=[]", "must be a list of at least one value"),
-            ("~tuning.space.train", "at least one key"),
-            (
-                f"+tuning.space.train.seed=[{','.join(map(str, range(2000)))}]",
-                "at most 10000 settings",
-            ),
+            ("eval.split=train", "eval.split"),
+            ("eval.enabled=false", "eval.enabled"),
+            ("eval.every_steps=10", "eval.every_steps"),
+            ("privacy.resume_overspend=true", "privacy.resume_overspend"),
+            ("privacy=none", "privacy.eps"),
+            ("tune.gamma=1", "tune.gamma"),
+            ("+tuning.space.privacy.delta=[0.1]", "tuning.space.privacy.delta"),
+            ("+tuning.space.model.tokenizer=[a,b]", "tuning.space.model.tokenizer"),
+            ("+tuning.space.train.seed=3", "tuning.space.train.seed"),
+            ("tuning.space.train.learning_rate=[]", "tuning.space.train.learning_rate"),
+            ("~tuning.space.train", "tuning.space"),
+            (f"+tuning.space.train.seed=[{','.join(map(str, range(2000)))}]", "tuning.space"),
         ),
     ],
 )
-def test_what_would_void_the_bound_is_refused(given: str, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        command(given)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("promise", ["privacy.noise_multiplier=1", "privacy=none"])
-def test_a_search_without_a_total_to_calibrate_to_is_refused(promise: str) -> None:
-    with pytest.raises(InputError, match=r"tune needs privacy\.eps"):
-        command(promise=promise)
+def test_settings_that_would_void_the_bound_are_rejected(given: str, key: str) -> None:
+    with rejects(key):
+        command(given, promise="train.seed=0" if given == "privacy=none" else "privacy.eps=3")
 
 
 @pytest.mark.slow
@@ -125,28 +106,23 @@ def test_a_setting_changes_its_keys_and_nothing_else(default: TuneCommand) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("setting", "sentence"),
+    ("setting", "key"),
     [
-        ({"method.rank": 4}, "unknown configuration key method.rank"),
-        ({"train.learning_rate": "high"}, "train.learning_rate must be float"),
+        ({"method.rank": 4}, "method.rank"),
+        ({"train.learning_rate": "high"}, "train.learning_rate"),
     ],
 )
-def test_a_setting_that_does_not_fit_is_refused(
-    default: TuneCommand, setting: dict[str, Any], sentence: str
+def test_a_setting_that_does_not_fit_is_rejected(
+    default: TuneCommand, setting: dict[str, Any], key: str
 ) -> None:
-    with pytest.raises(InputError, match=sentence):
+    with rejects(key):
         with_setting(default.settings(), setting)
 
 
 @pytest.mark.slow
 def test_epochs_that_given_steps_replace_are_not_drawn() -> None:
-    with pytest.raises(InputError, match="which train.steps=5 replaces"):
+    with rejects("tuning.space.train.epochs", 3):
         with_setting(command("train.steps=5").settings(), {"train.epochs": 3})
-
-
-def test_an_entry_that_is_no_list_is_refused() -> None:
-    with pytest.raises(InputError, match="must be a list"):
-        SearchSpace(name="mine", space={"train": {"epochs": 3}}).settings()
 
 
 @pytest.mark.slow

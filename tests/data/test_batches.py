@@ -57,18 +57,6 @@ def test_every_row_has_position_ids_of_its_own():
     assert batch.inputs["position_ids"].stride(0) == 3  # not one row broadcast over the batch
 
 
-def test_every_tensor_is_int64_and_moves_with_the_batch():
-    batch = TextLayout().collate([SHORT]).to("meta")
-    tensors = [*batch.inputs.values(), batch.labels]
-    assert {(t.dtype, t.device.type, tuple(t.shape)) for t in tensors} == {
-        (torch.int64, "meta", (1, 2))
-    }
-
-
-def test_the_length_of_a_batch_is_its_number_of_examples():
-    assert len(TextLayout().collate([SHORT, LONG, LONG])) == 3
-
-
 WORDED = [
     TokenizedExample(input_ids=[5, 4, 6], labels=[0.25, 0.75], answer=1),
     TokenizedExample(input_ids=[7, 8], labels=[1.0, 0.0], answer=1),
@@ -118,7 +106,8 @@ def test_classes_and_scores_have_no_place_and_types_are_padded():
 
 def test_what_goes_with_the_batch_moves_with_it():
     batch = TextLayout(kind=MASKED, answer=LABEL_WORDS, words=(3, 9)).collate(WORDED).to("meta")
-    assert {t.device.type for t in (batch.positions, batch.words, batch.labels)} == {"meta"}
+    tensors = (batch.positions, batch.words, batch.labels, *batch.inputs.values())
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert (batch.kind, batch.answer, len(batch)) == (MASKED, LABEL_WORDS, 2)
 
 
@@ -185,10 +174,6 @@ def drawn(indices: list[int], size: int) -> list[list[int]]:
     return [batch.inputs["input_ids"][:, 0].tolist() for batch in batches]
 
 
-def test_an_empty_draw_yields_nothing():
-    assert drawn([], 4) == []
-
-
 @pytest.mark.slow
 @given(st.lists(st.integers(0, len(EXAMPLES) - 1)), st.integers(1, 6))
 def test_each_drawn_example_comes_once_in_pieces_of_at_most_the_size(indices, size):
@@ -253,19 +238,6 @@ def test_tokens_bound_a_piece_and_cut_no_unit(units, tokens, multiple):
     assert sum(len(batch) // batch.rows_per_unit for batch in pieces) == sum(map(bool, units))
     fillers = sum(int(batch.is_filler.sum()) for batch in pieces if batch.is_filler is not None)
     assert sum(map(len, pieces)) - fillers == sum(map(len, units))
-
-
-def test_filler_rows_count_toward_both_limits():
-    units = [[0, 1, 2], [3], [4]]
-    limits = {"layout": TextLayout(), "units": units}
-    sizes = [
-        (len(batch), batch.rows_per_unit)
-        for batch in micro_batches(EXAMPLES, range(3), micro_batch_size=8, **limits)
-    ]
-    assert sizes == [(6, 3), (1, 1)]
-    tokens = max(len(EXAMPLES[at].input_ids) for at in (0, 1, 2, 3)) * 6 - 1
-    cut = micro_batches(EXAMPLES, range(3), micro_batch_size=8, micro_batch_tokens=tokens, **limits)
-    assert [(len(batch), batch.rows_per_unit) for batch in cut] == [(3, 3), (2, 1)]
 
 
 def test_a_filler_row_repeats_a_row_of_its_unit_and_has_weight_0():
@@ -346,13 +318,6 @@ def test_tokens_are_counted_with_padding_and_by_the_longer_side():
     assert shapes(short, layout=padded, **tokens) == [(2, 4), (2, 4)]
     written = [TokenizedExample(input_ids=[1] * 2, labels=[1] * 4)] * 4
     assert shapes(written, layout=TextLayout(kind=SEQ2SEQ), **tokens) == [(2, 2), (2, 2)]
-
-
-@pytest.mark.parametrize("size", [1, 3, 100])
-def test_the_data_set_is_left_in_its_order(size):
-    before = list(EXAMPLES)
-    drawn([3, 1, 2], size)
-    assert before == EXAMPLES
 
 
 @pytest.mark.slow

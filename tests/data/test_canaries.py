@@ -13,9 +13,9 @@ from dpft.data.canaries import (
     vocabulary,
     whole_words,
 )
-from dpft.errors import InputError
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.tasks.e2e import E2ETask
+from tests.rejections import rejects
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 E2E = E2ETask(name="e2e", source="embedded")
@@ -88,28 +88,22 @@ def test_all_copies_are_of_one_unit_and_no_two_canaries_share_one(tokenizer) -> 
     assert [unit for _, unit in added].count(hundred.unit) == hundred.copies == 100
 
 
-def test_none_are_made_unless_they_are_asked_for(tokenizer) -> None:
-    assert make_canaries(CanaryConfig(), tokenizer, KEY) == []
-
-
 def test_a_tokenizer_without_enough_words_is_refused(tokenizer) -> None:
     config = CanaryConfig(canaries=1, vocabulary=10**6)
-    with pytest.raises(InputError, match=r"need 1000000 words .* the tokenizer has \d+; choose"):
+    with rejects("audit.vocabulary", 10**6):
         make_canaries(config, tokenizer, KEY)
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "key"),
     [
-        ({"canaries": -1}, "canaries"),
-        ({"canary_words": 1}, "canary_words"),
-        ({"repetitions": (1, 1)}, "repetitions"),
-        ({"repetitions": ()}, "audit.repetitions must name"),
-        ({"white_box": True}, "audit.white_box=true needs audit.canaries, got 0"),
+        ({"repetitions": (1, 1)}, "audit.repetitions"),
+        ({"repetitions": ()}, "audit.repetitions"),
+        ({"white_box": True}, "audit.canaries"),
     ],
 )
-def test_numbers_that_make_no_canaries_are_refused(values, says) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_numbers_that_make_no_canaries_are_refused(values, key) -> None:
+    with pytest.raises(ValueError, match=key):
         CanaryConfig(**values)
 
 
@@ -122,6 +116,6 @@ def test_the_number_that_counts_does_not_depend_on_a_coin() -> None:
 
 def test_more_canaries_than_examples_are_for_audits_alone() -> None:
     config = CanaryConfig(canaries=11)
-    with pytest.raises(InputError, match=r"no more than the examples \(10\), got 11: .*outnumber"):
+    with rejects("audit.canaries", 11):
         config.count(10, units=False)
     assert config.replace(outnumber=True).count(10, units=False) == 11

@@ -9,6 +9,7 @@ from dpft.data.chat import ChatEncoding
 from dpft.errors import InputError
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.tasks.custom import ChatExample, CustomChats
+from tests.rejections import rejects
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -100,38 +101,12 @@ def test_a_mark_that_an_answer_spells_is_read_as_text():
     assert learned(row).count(tokens.convert_tokens_to_ids("<|im_end|>")) == 1
 
 
-def test_no_conversation_gives_no_row():
-    assert encoding(tokenizer()).rows([]) == []
-
-
 @pytest.mark.parametrize(
-    ("template", "reason"),
-    [
-        (None, "has none; choose an instruction-tuned model"),
-        ("{{ messages[-1].content }}", "writes a conversation and then its answer"),
-        ("{{ raise_exception('no') }}", "does not accept"),
-    ],
+    "template", [None, "{{ messages[-1].content }}", "{{ raise_exception('no') }}"]
 )
-def test_a_template_that_does_not_fit_is_refused_before_any_record_is_read(template, reason):
-    with pytest.raises(InputError, match=reason):
+def test_a_template_that_does_not_fit_is_refused_before_any_record_is_read(template):
+    with rejects("task.messages"):
         encoding(tokenizer(template))
-
-
-def test_a_conversation_that_the_template_refuses_is_not_quoted():
-    strict = CHATML + "{% if messages[0].role == 'system' %}{{ raise_exception(messages[0].content) }}{% endif %}"  # noqa: E501  # fmt: skip
-    with pytest.raises(InputError, match="does not accept") as caught:
-        encoding(tokenizer(strict)).rows([example()])
-    assert "kind" not in str(caught.value)
-    assert caught.value.__cause__ is None
-
-
-def test_a_conversation_that_a_call_in_the_template_fails_on_is_not_quoted():
-    """``str.format`` raises KeyError with what stands between the braces."""
-    calls = CHATML.replace("{{ m.content }}", "{{ m.content.format() }}")
-    with pytest.raises(InputError, match="does not accept") as caught:
-        encoding(tokenizer(calls)).rows([example((("user", "{secret}"), ("assistant", "Yes.")))])
-    assert "secret" not in str(caught.value)
-    assert caught.value.__cause__ is None
 
 
 def chatml(before: str = "", after: str = "<|im_end|>\n", asks: str = "") -> str:
@@ -277,18 +252,27 @@ STRICT = (
 
 def test_a_rejected_system_message_can_be_merged():
     made = encoding(tokenizer(STRICT))
-    with pytest.raises(InputError, match=r"task\.merge_system=true"):
+    with rejects("task.merge_system", False):
         made.check(example())
     merged = example().with_system_merged()
     made.check(merged)
     assert merged.messages[0].content == "Be kind.\n\na long question about a pub near the river"
 
 
-def test_a_rejected_conversation_is_not_quoted():
-    talk = (("user", "secret"), ("user", "secret"), ("assistant", "Yes."))
-    with pytest.raises(InputError, match="take turns") as caught:
-        encoding(tokenizer(STRICT)).check(example(talk))
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (STRICT, ("secret", "{secret}")),
+        # str.format raises KeyError with the text between the braces.
+        (CHATML.replace("{{ m.content }}", "{{ m.content.format() }}"), ("{secret}",)),
+    ],
+)
+def test_a_conversation_that_the_template_rejects_is_not_quoted(template, said):
+    talk = (*(("user", text) for text in said), ("assistant", "Yes."))
+    with pytest.raises(InputError) as caught:
+        encoding(tokenizer(template)).check(example(talk))
     assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
 
 
 def test_a_call_of_a_tool_reaches_the_template_as_values():

@@ -4,7 +4,6 @@ import hashlib
 import hmac
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from dpft.data.encoding import (
     TextEncoding,
     TokenEncoding,
     TokenRows,
-    encoded_rows,
     fingerprint,
     tokenize_together,
 )
@@ -45,11 +43,6 @@ def text(kind: str, *, max_length: int = 16) -> TextEncoding:
 
 def words(made: TextEncoding, ids: list[int]) -> str:
     return made.tokenizer.decode(ids, skip_special_tokens=True).strip()
-
-
-def test_a_causal_model_reads_prompt_and_target_in_one_row():
-    made = text("causal")
-    assert made.rows([RECORD]) == tokenize([RECORD], made.tokenizer, max_length=16)
 
 
 def test_a_seq2seq_model_reads_the_prompt_and_learns_the_target_both_closed():
@@ -182,39 +175,12 @@ def test_a_tokenizer_with_a_call_of_its_own_is_called(monkeypatch):
     assert token_ids(["abc"], shouting) == [[shouting.convert_tokens_to_ids(x) for x in "ABC"]]
 
 
-@pytest.mark.parametrize("kept", [["b", "a", "b"], []])
-def test_equal_texts_are_read_once(monkeypatch, kept):
-    read: list[str] = []
-
-    def fast(texts, tokenizer):
-        read.extend(texts)
-        return [[1]] * len(texts)
-
-    monkeypatch.setattr(tokenization, "_fast_ids", fast)
-    assert token_ids(kept, TOKENIZERS[0]) == [[1]] * len(kept)
-    assert read == list(dict.fromkeys(kept))
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("size", [1, 3])
 def test_texts_are_read_a_few_at_a_time_and_come_out_the_same(monkeypatch, size):
-    class Watched:
-        def __init__(self, backend):
-            self._backend, self.sizes = backend, []
-
-        def __getattr__(self, name):
-            return getattr(self._backend, name)
-
-        def encode_batch_fast(self, texts, **settings):
-            self.sizes.append(len(texts))
-            return self._backend.encode_batch_fast(texts, **settings)
-
-    texts = ["abc", "a", "xyz", "b", "c", "ab", "za"]
+    texts = ["abc", "a", "xyz", "a", "c", "ab", "za"]
     whole = token_ids(texts, TOKENIZERS[0])
-    watched = Watched(TOKENIZERS[0].backend_tokenizer)
     monkeypatch.setattr(tokenization, "AT_ONCE", size)
-    monkeypatch.setattr(type(TOKENIZERS[0]), "backend_tokenizer", watched)
     assert token_ids(texts, TOKENIZERS[0]) == whole
-    assert max(watched.sizes) == size and sum(watched.sizes) == len(texts)
 
 
 ROWS = [
@@ -228,6 +194,7 @@ ROWS = [
     TokenizedExample(input_ids=[1], labels=[1.0], token_type_ids=[]),
     TokenizedExample(input_ids=[5, 6, 7], labels=[5, -100, 7], answer=2, token_type_ids=[0, 0, 1]),
     TokenizedExample(input_ids=[5, 6], labels=[5, 6], answer=1),
+    TokenizedExample(input_ids=[2**16 - 1, 2**16, 250_000], labels=[-100, -100, 250_000]),
 ]
 TEXTS_TOKEN_ROWS = [
     Example(prompt="a film :", target="a great film", group="1", separator=" :"),
@@ -248,7 +215,7 @@ def test_rows_of_every_form_come_back_as_they_were() -> None:
     assert list(rows) == ROWS == rows[:]
     assert [rows[at] for at in (8, 0, -2)] == [ROWS[8], ROWS[0], ROWS[-2]]
     with pytest.raises(IndexError):
-        rows[10]
+        rows[11]
 
 
 def test_what_is_asked_of_all_rows_is_what_each_says() -> None:
@@ -257,31 +224,6 @@ def test_what_is_asked_of_all_rows_is_what_each_says() -> None:
     assert rows.has_label.tolist() == [row.has_label for row in ROWS]
     assert rows.truncated.tolist() == [row.truncated for row in ROWS]
     assert [len(column) for column in (TokenRows().lengths, TokenRows().has_label)] == [0, 0]
-
-
-def test_rows_in_arrays_are_not_copied() -> None:
-    rows = encoded_rows(ROWS)
-    assert encoded_rows(rows) is rows
-
-
-@pytest.mark.parametrize(("token", "size"), [(0, 2), (2**16 - 1, 2), (2**16, 4), (250_000, 4)])
-def test_a_text_costs_what_its_tokens_need_and_its_labels_nothing(token: int, size: int) -> None:
-    long = TokenizedExample(input_ids=[token] * 50, labels=[-100] * 20 + [token] * 30)
-    (block,) = TokenRows([long] * 100).blocks
-    arrays = [block.ids.values, block.ids.bounds, block.unlabeled, block.truncated]
-    assert block.labels is None and block.types is None and block.answers is None
-    assert sum(array.nbytes for array in arrays if array is not None) <= 100 * (50 * size + 16) + 8
-    assert list(TokenRows([long])) == [long]
-
-
-def test_a_fingerprint_does_not_tell_how_many_bytes_a_token_takes() -> None:
-    rows = TokenRows([TokenizedExample(input_ids=[7, 8], labels=[-100, 8])])
-    narrow = b"".join(rows.content())
-    (block,) = rows.blocks
-    wide = replace(block.ids, values=block.ids.values.astype(np.int32))
-    assert block.ids.values.dtype == np.uint16
-    rows.blocks[:] = [replace(block, ids=wide)]
-    assert b"".join(rows.content()) == narrow
 
 
 def encodings(folder: Path) -> dict[str, tuple[TokenEncoding, Sequence[Any]]]:
@@ -340,28 +282,6 @@ def test_equal_records_have_equal_fingerprints_under_one_key_only():
     assert fingerprint(STORED, None, KEY) != fingerprint(STORED, None, bytes([1]) * 32)
 
 
-@pytest.mark.parametrize(
-    ("rows", "units"),
-    [
-        (STORED[:1], None),
-        (STORED[::-1], None),
-        ([replace(STORED[0], labels=[-100, -100, 3]), STORED[1]], None),
-        ([replace(STORED[0], token_type_ids=[0, 0, 1]), STORED[1]], None),
-        (
-            [
-                replace(STORED[0], input_ids=[1, 2], labels=[3, -100, 2, 3]),
-                STORED[1],
-            ],
-            None,
-        ),
-        (STORED, [[0, 1]]),
-        (STORED, [[0], [1]]),
-    ],
-)
-def test_any_change_of_the_records_or_their_units_shows(rows, units):
-    assert fingerprint(rows, units, KEY) != fingerprint(STORED, None, KEY)
-
-
 def number_by_number(rows, units) -> str:
     """Returns the fingerprint by its definition: of every list its length, then its numbers."""
     digest = hmac.new(KEY, digestmod=hashlib.sha256)
@@ -383,6 +303,7 @@ def test_it_is_the_hash_of_every_list_with_its_length(units):
         TokenizedExample(input_ids=[9, 9], labels=[0.1, 0.2], answer=1),
         TokenizedExample(input_ids=[9], labels=[2], token_type_ids=[0], answer=0),
         TokenizedExample(input_ids=[3, 4], labels=[]),
+        TokenizedExample(input_ids=[3, 2**16], labels=[-100, 2**16]),
     ]
     assert fingerprint(rows, units, KEY) == number_by_number(rows, units)
     assert fingerprint(TokenRows(rows), units, KEY) == number_by_number(rows, units)

@@ -11,12 +11,12 @@ from PIL import Image
 from dpft.data.pixels import Decoder, ImageForm
 from dpft.data.raw_rows import rows_in_memory
 from dpft.data.sources import has_split, has_training_split_alone, load_examples
-from dpft.errors import InputError
 from dpft.tasks.celeba import CelebA
 from dpft.tasks.cifar import Cifar10, Cifar100
 from dpft.tasks.digits import DigitsTask
 from dpft.tasks.images import ImagesTask
 from tests.data import made_images as made
+from tests.rejections import rejects
 
 TEN = tuple(f"class {n}" for n in range(10))
 HUNDRED = tuple(f"class {n}" for n in range(100))
@@ -25,12 +25,6 @@ HUNDRED = tuple(f"class {n}" for n in range(100))
 def own(folder: Path, **values: Any) -> ImagesTask:
     given = {"data_dir": str(folder), "labels": ("dark", "bright"), **values}
     return ImagesTask(name="images", **given)
-
-
-def refusal(task: Any, split: str = "train") -> str:
-    with pytest.raises(InputError) as error:
-        load_examples(task, split)
-    return str(error.value)
 
 
 def test_cifar_10_is_read_from_its_binary_version(tmp_path: Path) -> None:
@@ -62,18 +56,21 @@ def test_rule_11_a_pickled_version_is_refused_by_name_and_never_opened(
 ) -> None:
     (tmp_path / name).write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
     task = Cifar10(name="cifar10", data_dir=str(tmp_path), labels=TEN)
-    sentence = refusal(task)
-    assert name in sentence and "nothing is unpickled" in sentence and "binary" in sentence
+    with rejects("task.data_dir", str(tmp_path)) as faults:
+        load_examples(task, "train")
+    assert name in str(faults[0])
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(b"\0" * 3072, "whole records"), (b"\x0a" + b"\0" * 3072, "record 1")]
+    ("content", "place"), [(b"\0" * 3072, ""), (b"\x0a" + b"\0" * 3072, ", record 1")]
 )
 def test_a_binary_file_of_another_form_is_refused(
-    tmp_path: Path, content: bytes, says: str
+    tmp_path: Path, content: bytes, place: str
 ) -> None:
-    (tmp_path / "data_batch_1.bin").write_bytes(content)
-    assert says in refusal(Cifar10(name="cifar10", data_dir=str(tmp_path), labels=TEN))
+    file = tmp_path / "data_batch_1.bin"
+    file.write_bytes(content)
+    with rejects(f"{file}{place}"):
+        load_examples(Cifar10(name="cifar10", data_dir=str(tmp_path), labels=TEN), "train")
 
 
 def test_celeba_has_all_attributes_or_one(tmp_path: Path) -> None:
@@ -89,11 +86,13 @@ def test_celeba_has_all_attributes_or_one(tmp_path: Path) -> None:
 
 def test_celebas_lists_are_needed_and_say_what_is_wrong_by_line(tmp_path: Path) -> None:
     task = CelebA(name="celeba", data_dir=str(tmp_path), labels=made.ATTRIBUTES)
-    assert "list_attr_celeba.txt cannot be read" in refusal(task)
+    with rejects("task.data_dir"):
+        load_examples(task, "train")
     made.celeba(tmp_path, count=4)
     file = tmp_path / "list_attr_celeba.txt"
     file.write_text(file.read_text().replace("000002.jpg  1", "000002.jpg"))
-    assert "list_attr_celeba.txt, line 4: 2 attributes where 3" in refusal(task)
+    with rejects(f"{file}, line 4"):
+        load_examples(task, "train")
 
 
 @pytest.mark.slow
@@ -120,7 +119,8 @@ def test_folders_of_classes_alone_are_a_training_split(tmp_path: Path) -> None:
     task = own(made.folders(tmp_path, count=4, splits=()))
     assert len(load_examples(task, "train")) == 4
     assert has_training_split_alone(task)
-    assert "no test split" in refusal(task, "test")
+    with rejects("task.data_dir", str(tmp_path)):
+        load_examples(task, "test")
 
 
 def test_a_table_names_its_images(tmp_path: Path) -> None:
@@ -130,28 +130,32 @@ def test_a_table_names_its_images(tmp_path: Path) -> None:
     task = own(table, image_column="path", label_column="kind")
     assert [record.label for record in load_examples(task, "train")] == [0, 1]
     table.write_text("path,kind\n../secret.png,dark\n")
-    assert "mine.csv, line 2: the path of an image must lie within" in refusal(task)
+    with rejects(f"{table}, line 2"):
+        load_examples(task, "train")
     table.write_text("path,kind\nx/dark/0.png,gray\n")
-    sentence = refusal(task)
-    assert "line 2" in sentence and "gray" not in sentence
+    with rejects(f"{table}, line 2") as faults:
+        load_examples(task, "train")
+    assert "gray" not in str(faults[0])
 
 
 def test_what_is_no_class_and_no_image_is_refused(tmp_path: Path) -> None:
-    assert "must hold a folder for each class" in refusal(own(tmp_path))
+    def is_rejected(folder: Path, key: str, **values: Any) -> None:
+        with rejects(key):
+            load_examples(own(folder, **values), "train")
+
+    is_rejected(tmp_path, str(tmp_path))
     made.folders(tmp_path, count=2)
-    assert "a folder that is no class" in refusal(own(tmp_path, labels=("dark", "other")))
-    (tmp_path / "train" / "dark" / "notes.txt").write_text("secret")
-    assert "nothing but images" in refusal(own(tmp_path))
+    is_rejected(tmp_path, "task.labels", labels=("dark", "other"))
+    dark = tmp_path / "train" / "dark"
+    (dark / "notes.txt").write_text("secret")
+    is_rejected(tmp_path, str(dark))
+    (dark / "notes.txt").unlink()
+    (tmp_path / "else.png").write_bytes(b"")
+    (dark / "link.png").symlink_to(tmp_path / "else.png")
+    is_rejected(tmp_path, str(dark))
     empty = tmp_path / "empty"
     (empty / "dark").mkdir(parents=True)
-    assert "holds no images" in refusal(own(empty))
-
-
-def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
-    made.folders(tmp_path / "data", count=2, splits=())
-    (tmp_path / "else.png").write_bytes(b"")
-    (tmp_path / "data" / "dark" / "link.png").symlink_to(tmp_path / "else.png")
-    assert "leads out of it" in refusal(own(tmp_path / "data"))
+    is_rejected(empty, str(empty))
 
 
 def test_images_of_the_hub_stay_encoded(monkeypatch: pytest.MonkeyPatch) -> None:

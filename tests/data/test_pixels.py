@@ -29,11 +29,6 @@ def test_a_raw_image_is_read_from_its_stretch_of_a_file(tmp_path: Path) -> None:
     assert np.array_equal(pixels, made.pixels(1).transpose(2, 0, 1))
 
 
-def test_an_encoded_image_has_the_pixels_that_were_encoded() -> None:
-    place = ImagePlace(content=made.encoded(made.pixels(3)))
-    assert np.array_equal(Decoder(COLOR).decode([place])[0], made.pixels(3).transpose(2, 0, 1))
-
-
 def test_an_image_of_another_size_is_resized() -> None:
     place = ImagePlace(content=made.encoded(made.pixels(1, (50, 20))))
     assert Decoder(COLOR).decode([place, place]).shape == (2, 3, 32, 32)

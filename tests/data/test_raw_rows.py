@@ -31,6 +31,7 @@ from dpft.data.sources import (
 from dpft.errors import InputError
 from dpft.tasks.base import Task, chosen_task_class
 from tests.data.conftest import load_with_units
+from tests.rejections import rejects
 
 
 def test_rows_are_streamed_so_that_a_late_fault_does_not_hide_early_rows():
@@ -60,23 +61,19 @@ def test_the_records_of_a_json_list_are_placed_by_their_number():
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("content", "key"),
     [
-        (b'{"secret": 1}', "x.json: not a JSON list of objects"),
-        (b'[{"secret": 1}', "x.json: not a JSON list of objects"),
-        (b"", "x.json: not a JSON list of objects"),
-        (b"[" * 100_000, "x.json: not a JSON list of objects"),
-        (b"[" + b"9" * 5000 + b"]", "x.json: not a JSON list of objects"),
-        (b'[{"a": 1}, "secret"]', "x.json, record 2: not a JSON object"),
-        (b'[\n{"secret": "\xff"}]', "x.json, line 2: not UTF-8"),
+        (b'{"secret": 1}', "x.json"),
+        (b"[" * 100_000, "x.json"),
+        (b"[" + b"9" * 5000 + b"]", "x.json"),
+        (b'[{"a": 1}, "secret"]', "x.json, record 2"),
+        (b'[\n{"secret": "\xff"}]', "x.json, line 2"),
     ],
 )
-def test_what_is_no_json_list_of_objects_is_refused_without_being_quoted(content, reason):
-    with pytest.raises(InputError) as caught:
+def test_what_is_no_json_list_of_objects_is_refused_without_being_quoted(content, key):
+    with rejects(key) as faults:
         [row.sound() for row in read_rows(io.BytesIO(content), "x.json")]
-    assert str(caught.value).startswith(reason)
-    assert "secret" not in str(caught.value)
-    assert caught.value.__context__ is None or caught.value.__suppress_context__
+    assert "secret" not in str(faults[0])
 
 
 def parquet_bytes(rows: list[dict[str, object]], **settings: object) -> bytes:
@@ -93,42 +90,41 @@ def test_a_parquet_file_gives_its_rows_over_row_groups():
     assert [row.place for row in found][-1] == "x.parquet, row 5"
 
 
-@pytest.mark.parametrize("cut", [0, 3, 100, -9])
+@pytest.mark.parametrize("cut", [0, 100])
 def test_a_broken_parquet_file_is_refused_by_its_name(cut):
     whole = parquet_bytes([{"a": "secret" * 50}] * 100)
-    with pytest.raises(InputError, match=r"x\.parquet: not a complete Parquet file") as caught:
+    with pytest.raises(InputError, match=r"x\.parquet") as caught:
         list(read_rows(io.BytesIO(whole[:cut]), "x.parquet"))
     assert caught.value.__cause__ is None
 
 
-def test_a_parquet_text_that_is_no_utf_8_is_refused_and_not_quoted():
-    bad = pyarrow.array([b"fine", b"secret\xff"], pyarrow.binary()).cast(
-        pyarrow.string(), safe=False
-    )
+@pytest.mark.parametrize(
+    "column",
+    [
+        pyarrow.array([b"secret\xff"], pyarrow.binary()).cast(pyarrow.string(), safe=False),
+        pyarrow.array([2**30], pyarrow.date32()),
+    ],
+    ids=["no UTF-8", "out of Python's range"],
+)
+def test_a_parquet_value_that_cannot_be_read_is_refused_and_not_quoted(column):
     sink = io.BytesIO()
-    parquet.write_table(pyarrow.table({"a": bad}), sink)
-    with pytest.raises(InputError, match="not UTF-8") as caught:
+    parquet.write_table(pyarrow.table({"a": column}), sink)
+    with rejects("x.parquet") as faults:
         list(read_rows(io.BytesIO(sink.getvalue()), "x.parquet"))
-    assert "secret" not in str(caught.value)
-
-
-def test_a_parquet_value_beyond_pythons_range_is_refused_and_not_quoted():
-    sink = io.BytesIO()
-    days = pyarrow.array([2**30], pyarrow.date32())
-    parquet.write_table(pyarrow.table({"a": ["secret"], "day": days}), sink)
-    with pytest.raises(InputError, match=r"x\.parquet, after row 0: .* range") as caught:
-        list(read_rows(io.BytesIO(sink.getvalue()), "x.parquet"))
-    assert str(2**30) not in str(caught.value)
+    assert "secret" not in str(faults[0]) and str(2**30) not in str(faults[0])
 
 
 def test_two_columns_of_one_name_are_refused_and_not_quoted():
     sink = io.BytesIO()
     columns = [pyarrow.array(["1"]), pyarrow.array(["2"])]
     parquet.write_table(pyarrow.table(columns, names=["secret", "secret"]), sink)
-    for content, file in ((b"secret,b,secret\n1,2,3\n", "x.csv"), (sink.getvalue(), "x.parquet")):
-        with pytest.raises(InputError, match="two columns have one name") as caught:
-            list(read_rows(io.BytesIO(content), file))
-        assert file in str(caught.value) and "secret" not in str(caught.value)
+    for content, key in (
+        (b"secret,b,secret\n1,2,3\n", "x.csv, line 1"),
+        (sink.getvalue(), "x.parquet"),
+    ):
+        with rejects(key) as faults:
+            list(read_rows(io.BytesIO(content), key.partition(",")[0]))
+        assert "secret" not in str(faults[0])
     (row,) = read_rows(io.BytesIO(b"a,,\n1,,\n"), "x.csv")
     assert row.values["a"] == "1"
 
@@ -160,11 +156,6 @@ def test_the_header_of_a_csv_file_shows_its_separator(content, values):
     assert row.values == values
 
 
-def test_a_row_with_too_many_cells_is_told_its_separator():
-    (row,) = read_rows(io.BytesIO(b"a;b\n1;2;secret\n"), "x.csv")
-    assert row.place == "x.csv, line 2" and "semicolons" in row.fault and "secret" not in row.fault
-
-
 @pytest.mark.parametrize(
     "content",
     [b'a,b\r1,"x\ry"\r2,z\r', b'a;b\r\r1;"x\ry"\r2;z', b'\xef\xbb\xbfa\tb\r1\t"x\ry"\r2\tz\n'],
@@ -175,16 +166,16 @@ def test_bare_carriage_returns_end_the_lines_of_a_csv_file(content):
 
 
 def test_a_carriage_return_among_other_line_breaks_is_named_by_its_line():
-    with pytest.raises(InputError, match=r"line 3: .*line break") as caught:
+    with rejects("x.csv, line 3") as faults:
         list(read_rows(io.BytesIO(b"a,b\n1,2\n3,sec\rret\n"), "x.csv"))
-    assert "sec" not in str(caught.value)
+    assert "sec" not in str(faults[0])
 
 
 def test_bytes_that_are_no_utf_8_are_refused_by_file_and_line():
     content = "a\nfine\nsecret caf\u00e9\n".encode("latin-1")
-    with pytest.raises(InputError, match=r"x\.csv, line 3: not UTF-8 text") as caught:
+    with rejects("x.csv, line 3") as faults:
         list(read_rows(io.BytesIO(content), "x.csv"))
-    assert "secret" not in str(caught.value)
+    assert "secret" not in str(faults[0])
 
 
 @pytest.mark.parametrize(
@@ -192,9 +183,9 @@ def test_bytes_that_are_no_utf_8_are_refused_by_file_and_line():
     [("x.jsonl", b'{"a": "secret", "a": "b"}\n'), ("x.json", b'[{"b": {"a": 1, "a": 2}}]')],
 )
 def test_an_object_that_says_a_name_twice_is_refused(file, content):
-    with pytest.raises(InputError, match="not a JSON") as caught:
+    with rejects() as faults:
         [row.sound() for row in read_rows(io.BytesIO(content), file)]
-    assert "secret" not in str(caught.value)
+    assert file in faults[0].key and "secret" not in str(faults[0])
 
 
 ROWS = [
@@ -308,7 +299,7 @@ def test_splits_are_known_by_name() -> None:
         assert len(load_examples(task, "test")) == 1
     with rows_in_memory(VALUES):
         assert has_training_split_alone(task)
-        with pytest.raises(InputError, match=r"no test split, only train; give rows=\{'train'"):
+        with rejects("rows"):
             load_examples(task, "test")
 
 
@@ -318,33 +309,27 @@ def test_rows_are_let_go_after_the_call() -> None:
         with rows_in_memory(None):
             assert held_splits() == ("train",), "none given: nothing changes"
     assert held_splits() == ()
-    with pytest.raises(InputError, match=r"dpft\.train\(rows=\.\.\.\).*task\.data_dir=FILE"):
+    with rejects("task.source", "memory"):
         load_examples(task_of("memory"), "train")
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("rows", "key"),
     [
-        ("notes.csv", "must be a datasets.Dataset, a pandas frame or a list of dicts, got str"),
-        (7, "a list of dicts, got int; a file is given by task.data_dir"),
-        ({"note": ["a", "b"]}, "got a mapping with other keys"),
-        (["secret"], "rows of the train split, row 1: must be a mapping"),
-        ([{"note": "x"}, {7: "secret"}], "rows of the train split, row 2: must be a mapping"),
-        ([{"remark": "secret"}], "row 1: lacks the column note, which task.text names"),
-        ([], "the train split of rows holds no rows"),
+        ("notes.csv", "rows"),
+        (7, "rows"),
+        ({"note": ["a", "b"]}, "rows"),
+        (pd.DataFrame([["a", "b"]], columns=["note", "note"]), "rows"),
+        ([], "rows"),
+        (["secret"], "rows of the train split, row 1"),
+        ([{"note": "x"}, {7: "secret"}], "rows of the train split, row 2"),
+        ([{"remark": "secret"}], "rows of the train split, row 1"),
     ],
 )
-def test_what_is_no_table_is_refused_without_quoting_it(rows: Any, message: str) -> None:
-    with pytest.raises(InputError) as refusal, rows_in_memory(rows):
+def test_what_is_no_table_is_refused_without_quoting_it(rows: Any, key: str) -> None:
+    with rejects(key) as faults, rows_in_memory(rows):
         load_examples(task_of("memory"), "train")
-    assert message in str(refusal.value)
-    assert "secret" not in str(refusal.value)
-
-
-def test_a_frame_with_two_columns_of_one_name_is_refused() -> None:
-    frame = pd.DataFrame([["a", "b"]], columns=["note", "note"])
-    with rows_in_memory(frame), pytest.raises(InputError, match="a frame with one twice"):
-        load_examples(task_of("memory"), "train")
+    assert "secret" not in str(faults[0])
 
 
 def test_tables_may_be_of_parts_of_a_split():

@@ -1,6 +1,5 @@
 """What a row holds; no refusal quotes it."""
 
-import gzip
 import json
 import os
 import sys
@@ -14,7 +13,6 @@ from dpft.data.rows import (
     are_records,
     examples_of,
     load_prompts,
-    row_values,
     split_files,
     unit_of,
     with_unique_groups,
@@ -22,6 +20,7 @@ from dpft.data.rows import (
 from dpft.errors import InputError
 from dpft.tasks.e2e import E2ETask
 from tests.evaluation.letters import LetterTask, example
+from tests.rejections import rejects
 
 SECRET = "Qzxsecret"
 
@@ -47,42 +46,32 @@ def row(**values: object) -> Row:
     return Row("x.csv, line 7", values)
 
 
-def test_a_column_is_found_under_its_own_name_or_an_alias() -> None:
-    for name in ("target", "letters"):
-        assert row_values(TASK, row(group="a", **{name: "b"}), TASK.columns) == {
-            "group": "a",
-            "target": "b",
-        }
-    (made,) = examples_of(TASK, row(group="a", letters="b"))
-    assert (made.group, made.target) == ("a", "b")
-
-
 def test_a_missing_column_is_named_by_all_its_names_and_the_row_by_its_place() -> None:
-    with pytest.raises(InputError) as error:
+    with rejects("x.csv, line 7") as faults:
         examples_of(TASK, row(group=SECRET, **{SECRET: "b"}))
-    assert str(error.value) == (
-        "x.csv, line 7: lacks the column target (or letters); task=letters needs group, target."
-    )
+    assert "target (or letters)" in str(faults[0]) and SECRET not in str(faults[0])
 
 
 @pytest.mark.parametrize("value", [None, 3, [SECRET], f"{SECRET}\ud800"])
 def test_a_value_that_is_no_text_is_refused_and_not_quoted(value: object) -> None:
-    with pytest.raises(InputError, match="line 7: the column letters must hold text") as error:
+    with rejects("x.csv, line 7") as faults:
         examples_of(TASK, row(group="a", letters=value))
-    assert SECRET not in str(error.value)
+    assert SECRET not in str(faults[0])
 
 
 class Refusing(LetterTask):
     """Finds fault with every row."""
 
     def examples(self, row: Any) -> Any:
-        raise InputError("two letters are needed.")
+        raise InputError("two letters are needed.", key="letters", hint="letters=ab")
 
 
 def test_a_tasks_own_refusal_says_which_row_it_is_of() -> None:
     task = Refusing(name="letters")
-    with pytest.raises(InputError, match=r"^x.csv, line 7: two letters are needed\.$"):
+    with rejects("x.csv, line 7") as faults:
         examples_of(task, row(group="a", target="b"))
+    assert faults[0].message.endswith("two letters are needed.")
+    assert faults[0].hint == "letters=ab"
 
 
 def test_groups_that_an_earlier_row_has_are_numbered() -> None:
@@ -93,21 +82,17 @@ def test_groups_that_an_earlier_row_has_are_numbered() -> None:
     assert taken == {"a", "a (2)", "a (3)", "b"}
 
 
-def test_a_unit_is_a_text_or_a_whole_number_without_blanks_around_it() -> None:
-    assert [unit_of(row(of=value), "of") for value in (" ann ", 3, "3")] == ["ann", "3", "3"]
-
-
 @pytest.mark.parametrize("value", ["", "  ", None, True, 1.5, [SECRET], f"{SECRET}\ud800"])
 def test_a_record_of_nobody_is_refused_and_not_quoted(value: object) -> None:
-    with pytest.raises(InputError, match=r"line 7: the column of, which privacy\.unit") as error:
+    with rejects("x.csv, line 7") as faults:
         unit_of(row(of=value), "of")
-    assert SECRET not in str(error.value)
+    assert SECRET not in str(faults[0])
 
 
 def test_a_unit_that_the_file_lacks_counts_its_columns_and_names_none() -> None:
-    with pytest.raises(InputError, match="the row has 2 columns under other names") as error:
+    with rejects("x.csv, line 7") as faults:
         unit_of(row(**{SECRET: "x", "other": "y"}), "customer")
-    assert SECRET not in str(error.value)
+    assert "2 columns" in str(faults[0]) and SECRET not in str(faults[0])
 
 
 def test_a_terminal_is_shown_the_columns_and_the_nearest_of_them(
@@ -116,16 +101,16 @@ def test_a_terminal_is_shown_the_columns_and_the_nearest_of_them(
     """Its owner reads it; a pipe or a log gets their number alone."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     known = row(id="1", text="a", label="b", **{"x" * 50: "c"})
-    shown = (
-        f"which task.text names; the row has id, text, label, {'x' * 39}…: did you mean {{text}}?"
-    )
-    with pytest.raises(InputError) as error:
-        examples_of(KeyedTask(name="letters", max_length=12, key="task.text", column="txt"), known)
-    assert shown in str(error.value)
-    with pytest.raises(InputError, match=r"did you mean label\? \(the first line") as error:
+    task = KeyedTask(name="letters", max_length=12, key="task.text", column="txt")
+    with rejects() as faults:
+        examples_of(task, known)
+    assert f"id, text, label, {'x' * 39}…: did you mean {{text}}?" in str(faults[0])
+    with rejects() as faults:
         unit_of(known, "lbel")
-    with pytest.raises(InputError, match="correct the one or the other"):
+    assert "did you mean label?" in str(faults[0])
+    with rejects() as faults:
         unit_of(known, "customer")
+    assert "did you mean" not in str(faults[0])
 
 
 E2E = E2ETask(name="e2e")
@@ -145,39 +130,25 @@ def test_a_prompt_needs_no_answer_and_rows_keep_their_order(tmp_path):
     assert {example.target for _, example in found} == {""}
 
 
-def test_every_format_of_local_files_is_read(tmp_path):
-    (tmp_path / "p.csv").write_text('meaning_representation\n"name[A], near[B]"\n')
-    with gzip.open(tmp_path / "p.jsonl.gz", "wt") as file:
-        file.write(json.dumps({"meaning_representation": "name[A], near[B]"}))
-    for name in ("p.csv", "p.jsonl.gz"):
-        ((row, _),) = load_prompts(E2E, str(tmp_path / name))
-        assert row == {"meaning_representation": "name[A], near[B]"}
-
-
-def test_other_names_of_columns_are_known(tmp_path):
-    task = E2ETask(name="e2e", column_aliases={"mr": "meaning_representation"})
-    file = write(tmp_path / "p.jsonl", [{"mr": "name[A]"}])
-    assert load_prompts(task, file)[0][0] == {"meaning_representation": "name[A]"}
-
-
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "key"),
     [
-        ("p.txt", b"x", r"prompts must end with \.csv, .*got '.*p.txt'"),
-        ("p.jsonl", None, "prompts must name a file"),
-        ("p.jsonl", b"\n", "at least one row"),
-        ("p.jsonl", b'{"ref": "Qzx"}', "line 1: lacks the column .* needs meaning_rep[a-z_]*\\.$"),
-        ("p.jsonl", b'{"meaning_representation": 5}', "line 1: .* must hold text"),
-        ("p.jsonl", b'\n{"meaning_representation": "Qzx["}', "line 2: meaning_representation must"),
-        ("p.csv", b"meaning_representation\nname[A]\n\xff\n", "line 3: not UTF-8"),
+        ("p.txt", b"x", "prompts"),
+        ("p.jsonl", None, "prompts"),
+        ("p.jsonl", b"\n", "prompts"),
+        ("p.jsonl", b'{"ref": "Qzx"}', "{}, line 1"),
+        ("p.jsonl", b'{"meaning_representation": 5}', "{}, line 1"),
+        ("p.jsonl", b'\n{"meaning_representation": "Qzx["}', "{}, line 2"),
+        ("p.csv", b"meaning_representation\nname[A]\n\xff\n", "{}, line 3"),
     ],
 )
-def test_a_faulty_file_is_refused_by_line_and_never_quoted(tmp_path, name, content, message):
+def test_a_faulty_file_is_refused_by_line_and_never_quoted(tmp_path, name, content, key):
+    file = tmp_path / name
     if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=message) as refusal:
-        load_prompts(E2E, str(tmp_path / name))
-    assert "Qzx" not in str(refusal.value)
+        file.write_bytes(content)
+    with rejects(key.format(file)) as faults:
+        load_prompts(E2E, str(file))
+    assert "Qzx" not in str(faults[0])
 
 
 @pytest.fixture

@@ -1,4 +1,3 @@
-import gc
 import hashlib
 import hmac
 from collections.abc import Sequence
@@ -71,24 +70,6 @@ def test_some_of_them_are_had_alone(places: Sequence[int]) -> None:
 def test_those_of_those_are_counted_among_them() -> None:
     some = PackedRecords(RECORDS).only([1, 3, 5]).only([0, 2])
     assert list(some) == [RECORDS[1], RECORDS[5]]
-
-
-def test_drained_records_are_forgotten_a_block_at_a_time_and_still_counted() -> None:
-    packed = PackedRecords(Example(prompt=f"{n:0100}", target="", group="") for n in range(9))
-    drain = packed.drain()
-    for _ in range(4):
-        next(drain)
-    assert [len(block) > 0 for block in packed._blocks] == [False, True, True]
-    assert [record.prompt[-1] for record in drain] == list("45678")
-    assert (len(packed), packed._blocks) == (9, [])
-
-
-def test_no_record_is_kept_as_an_object() -> None:
-    packed = PackedRecords(Example(prompt=f"kept {n}", target="", group="") for n in range(30))
-    # asked for its type: what is weakly referenced elsewhere may be gone when asked for more
-    kept = [each for each in gc.get_objects() if type(each) is Example]
-    assert len(packed) == 30
-    assert not [each for each in kept if each.prompt.startswith("kept ")]
 
 
 def test_a_librarys_own_kind_of_text_or_number_is_packed_as_pythons() -> None:

@@ -1,15 +1,17 @@
 """The pairs of docs/how-to/migrate.md: each script after runs, each before where its library is."""
 
+import os
 import re
-import subprocess
+import runpy
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from docs.tools.examples import environment
+from docs.tools.examples import LONGEST, environment
 from docs.tools.pages import DOCS, File, parts_of
+from tests.stories.murder import forking
 
 FILES = {
     part.name: part.content
@@ -35,12 +37,24 @@ def folder(tmp_path: Path) -> Path:
 
 
 def printed(folder: Path, script: str) -> str:
-    done = subprocess.run(
-        [sys.executable, script], cwd=folder, capture_output=True, text=True, check=False,
-        env=environment() | {"PYTHONPATH": str(DOCS.parent)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = forking().Process(target=run_script, args=(folder, script))
+    process.start()
+    process.join(LONGEST)
+    process.kill()
+    said = (folder / "said").read_text()
+    assert process.exitcode == 0, said
+    return said
+
+
+def run_script(folder: Path, script: str) -> None:
+    """Runs a script as its reader does, but for what this process has imported already."""
+    os.chdir(folder)
+    os.environ.update(environment())
+    said = os.open("said", os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(said, stream)
+    sys.path.insert(0, str(folder))
+    runpy.run_path(script, run_name="__main__")
 
 
 def test_the_page_holds_a_script_before_and_one_after_for_each_library() -> None:

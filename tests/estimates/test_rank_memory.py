@@ -94,25 +94,6 @@ def test_sums_in_shards_are_float64_and_nothing_is_lost() -> None:
     assert found["gradients"] == 8 * ALL // 4
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "numbers"),
-    [
-        (SGD(), 0),
-        (SGD(momentum=0.9), ALL),
-        (AdamW(), 2 * ALL),
-        (Adafactor(), ALL),
-        (
-            Adafactor(min_dim_size_to_factor=1),
-            # Vectors whole; of each matrix its rows and its columns.
-            LAYERS * (13 * WIDTH + (1 + 3 + 1 + 1 + 1 + 4 + 4 + 1) * WIDTH)
-            + (2 + 1 + 1) * WIDTH + VOCABULARY + POSITIONS,
-        ),
-    ],
-)  # fmt: skip
-def test_optimizers_keep_what_they_keep(optimizer: OptimizerConfig, numbers: int) -> None:
-    assert peak(optimizer=optimizer)["optimizer"] == 4 * numbers
-
-
 def test_the_plan_of_moments_is_what_torch_keeps() -> None:
     weights = [nn.Parameter(torch.ones(6, 4)), nn.Parameter(torch.ones(5))]
     for config in (

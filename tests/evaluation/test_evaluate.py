@@ -14,7 +14,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from dpft.data.batches import TextLayout
 from dpft.data.encoding import TextEncoding
-from dpft.errors import InputError
 from dpft.evaluation.eval_config import EvalConfig, MetricsConfig
 from dpft.evaluation.evaluate import (
     AttributeAnswers,
@@ -23,7 +22,6 @@ from dpft.evaluation.evaluate import (
     compute_metrics,
     evaluate_model,
     group_examples,
-    inputs_of,
     score_predictions,
 )
 from dpft.evaluation.metrics.base import LABELS, LIKELIHOODS, TEXTS
@@ -36,6 +34,7 @@ from dpft.tasks.celeba import CelebA
 from dpft.tasks.glue import GlueTask, GlueTexts
 from dpft.tasks.images import ImagesTask
 from tests.evaluation.letters import LetterTask, example
+from tests.rejections import rejects
 
 WORDS = [*"abcdefgh", ":", "<end>"]
 END = WORDS.index("<end>")
@@ -146,7 +145,7 @@ def test_a_prompt_is_cut_where_the_models_positions_end(model, tokenizer):
 
 
 def test_no_room_for_a_prompt_is_refused(model, tokenizer):
-    with pytest.raises(InputError, match="decode.max_new_tokens .* got 24"):
+    with rejects("decode.max_new_tokens", 24):
         evaluate(model, tokenizer, decode=DecodeConfig(max_new_tokens=24))
 
 
@@ -166,14 +165,10 @@ def test_a_file_of_texts_is_scored_and_says_what_it_lacks():
     assert evaluation.stage == "after"
 
 
-def test_predictions_and_inputs_must_be_equally_many():
-    with pytest.raises(InputError, match="each distinct input of the test split, got 4"):
-        score_predictions(TASK, EXAMPLES, ["x"] * 4, config=EvalConfig())
-
-
-def test_an_unknown_stage_is_refused():
-    with pytest.raises(ValueError, match="before, after, got 'during'"):
-        score_predictions(TASK, EXAMPLES, ["x"] * 3, config=EvalConfig(), stage="during")
+@pytest.mark.parametrize("texts", [["x"] * 4, ["1"] * 2])
+def test_predictions_and_inputs_must_be_equally_many(texts):
+    with rejects("predictions"):
+        score_predictions(TASK, EXAMPLES, texts, config=EvalConfig())
 
 
 SENTIMENT = GlueTask(
@@ -198,11 +193,6 @@ def test_a_file_of_labels_is_scored_by_number_or_name(texts):
     assert [p.references for p in evaluation.predictions] == [("positive",)] + [("negative",)] * 2
 
 
-def test_records_of_equal_text_are_scored_one_by_one():
-    names = inputs_of(SENTIMENT, labeled(1, 0, 0))
-    assert names == [f"{number}: the same | text" for number in range(3)]
-
-
 def test_predicted_scores_may_leave_the_scale_that_labels_keep():
     texts = ["-1", "2.5", "6"]
     evaluation = score_predictions(ALIKENESS, labeled(0, 2.5, 5), texts, config=EvalConfig())
@@ -211,20 +201,11 @@ def test_predicted_scores_may_leave_the_scale_that_labels_keep():
 
 
 @pytest.mark.parametrize("bad", ["maybe", "2", "-1", "", "nan"])
-def test_a_prediction_that_is_no_label_is_named_by_its_record_and_not_quoted(bad):
-    with pytest.raises(InputError) as caught:
+def test_an_invalid_prediction_is_rejected_by_its_record_and_not_quoted(bad):
+    with rejects("predictions") as faults:
         score_predictions(SENTIMENT, labeled(1, 0), ["1", bad], config=EvalConfig())
-    empty = "" if bad else ", and is empty"
-    assert str(caught.value) == (
-        f"predictions, record 2: a prediction must be one of 0 (negative), 1 (positive){empty}."
-    )
-
-
-def test_labels_must_be_as_many_as_the_records_to_score():
-    config = EvalConfig(limit=2)
-    assert score_predictions(SENTIMENT, labeled(1, 0, 0), ["1", "0"], config=config).examples == 2
-    with pytest.raises(InputError, match="each distinct input .* got 3"):
-        score_predictions(SENTIMENT, labeled(1, 0, 0), ["1"] * 3, config=config)
+    assert "record 2" in str(faults[0])
+    assert "maybe" not in repr(faults)
 
 
 RECORDS = [LabeledExample(texts=("same",), label=label) for label in (1.0, 0.0, 0.0)]
@@ -269,17 +250,6 @@ def test_a_model_is_asked_only_for_what_the_metrics_read(
     assert (set(scored.columns), len(scored.predictions), scored.count) == (kinds, predictions, 3)
 
 
-def test_likelihoods_are_of_every_reference_and_texts_of_every_distinct_input() -> None:
-    task = letters("rouge_l", "perplexity")
-    groups = TextAnswers().to_score(task, EXAMPLES, EvalConfig(), "test")
-    columns = TextAnswers().of_model(task, groups, Answering(), DecodeConfig()).columns
-    assert columns[TEXTS] == {
-        "predictions": ["a b!", "f!", "h!"],
-        "references": [["c d e", "c"], ["g h"], ["a"]],
-    }
-    assert columns[LIKELIHOODS] == {"log_likelihoods": [-1.0] * 4}
-
-
 def test_a_models_answers_become_labels_and_progress_adds_up_the_batches() -> None:
     seen = []
     scored = LabelAnswers().of_model(
@@ -287,21 +257,6 @@ def test_a_models_answers_become_labels_and_progress_adds_up_the_batches() -> No
     )
     assert scored.columns == {LABELS: {"predicted": [1, 0, 1], "gold": [1, 0, 0]}}
     assert seen == [("predictions", 2, 3), ("predictions", 3, 3)]
-
-
-def test_texts_and_labels_of_a_file_stand_beside_the_true_ones() -> None:
-    groups = TextAnswers().to_score(letters("bleu"), EXAMPLES, EvalConfig(limit=2), "test")
-    texts = TextAnswers().of_file(letters("bleu"), groups, ["c d", "g"])
-    assert [(p.prediction, p.references) for p in texts.predictions] == [
-        ("c d", ("c d e", "c")),
-        ("g", ("g h",)),
-    ]
-    labels = LabelAnswers().of_file(SENTIMENT, RECORDS, ["0", "0", "1"])
-    assert [(p.prediction, *p.references) for p in labels.predictions] == [
-        ("negative", "positive"),
-        ("negative", "negative"),
-        ("positive", "negative"),
-    ]
 
 
 def test_the_limit_counts_distinct_inputs_of_texts_and_records_of_labels() -> None:
@@ -315,7 +270,7 @@ def test_the_limit_counts_distinct_inputs_of_texts_and_records_of_labels() -> No
     ("answers", "task"), [(TextAnswers(), letters("bleu")), (LabelAnswers(), SENTIMENT)]
 )
 def test_an_empty_split_is_refused(answers: Any, task: Any) -> None:
-    with pytest.raises(InputError, match=f"validation split of task {task.name} .* eval.split"):
+    with rejects("eval.split", "validation"):
         answers.to_score(task, [], EvalConfig(), "validation")
 
 
@@ -369,9 +324,10 @@ def test_a_file_names_them_with_commas():
     records = [*PICTURES, PICTURES[0]]
     scored = ATTRIBUTE_ANSWERS.of_file(FACES, records, ["Male, Bald", "", "Male"])
     assert scored.columns["attributes"]["predicted"] == [[1, 1], [0, 0], [0, 1]]
-    with pytest.raises(InputError, match="record 2: it must name attributes") as error:
+    with rejects("predictions") as faults:
         ATTRIBUTE_ANSWERS.of_file(FACES, PICTURES, ["Male", "secret"])
-    assert "secret" not in str(error.value)
+    assert "record 2" in str(faults[0])
+    assert "secret" not in repr(faults)
 
 
 ENTAILMENT = GlueTask(name="rte", objective="cls", labels=("entailment", "not_entailment"))
@@ -390,31 +346,10 @@ def test_records_of_the_same_text_are_told_apart_and_scored_apart() -> None:
     assert scored.columns == {LABELS: {"predicted": [1.0, 1.0], "gold": [0.0, 1.0]}}
 
 
-def test_predictions_are_names_or_numbers_and_a_bad_one_is_not_quoted() -> None:
-    scored = LabelAnswers().of_file(ENTAILMENT, SAME, [" entailment", "1 "])
-    assert scored.columns[LABELS]["predicted"] == [0.0, 1.0]
-    with pytest.raises(InputError, match="predictions, record 2: .*must be one of 0") as error:
-        LabelAnswers().of_file(ENTAILMENT, SAME, ["0", "secret"])
-    assert "secret" not in str(error.value)
-
-
 GROUPED = [
     Example(prompt=group, target=target, group=group)
     for group, target in [("b", "1"), ("a", "2"), ("b", "3"), ("c", "4")]
 ]
-
-
-def test_groups_stand_in_order_of_first_occurrence_with_all_their_references():
-    groups = group_examples(GROUPED)
-    assert [(group.input, group.references) for group in groups] == [
-        ("b", ("1", "3")),
-        ("a", ("2",)),
-        ("c", ("4",)),
-    ]
-
-
-def test_limit_counts_groups_and_keeps_their_later_references():
-    assert [group.references for group in group_examples(GROUPED, limit=1)] == [("1", "3")]
 
 
 def test_an_empty_target_is_a_reference_only_where_there_is_no_other():
@@ -460,12 +395,6 @@ def test_a_number_that_json_cannot_hold_is_a_reason():
     assert reasons == {"perplexity": "not a finite number (nan)"}
 
 
-def test_metrics_of_classes_need_labels():
-    values, reasons = compute_metrics(["accuracy", "bleu"], {"texts": FOUR_WORDS})
-    assert list(values) == ["bleu"]
-    assert reasons == {"accuracy": "needs labels, a predicted and a right one per input"}
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_constant_prediction_has_no_correlation_and_warns_of_nothing(capfd):
     columns = {"labels": {"predicted": [1.5] * 3, "gold": [0.0, 1.0, 2.0]}}
@@ -473,11 +402,6 @@ def test_a_constant_prediction_has_no_correlation_and_warns_of_nothing(capfd):
     assert values == {}
     assert set(reasons.values()) == {"not a finite number (nan)"}
     assert capfd.readouterr().err == ""
-
-
-def test_an_unknown_metric_stops_before_any_is_computed():
-    with pytest.raises(InputError, match="got 'blue'"):
-        compute_metrics(["bleu", "blue"], {})
 
 
 LIBRARIES = ("rouge_score", "nltk", "pycocoevalcap", "bert_score")
@@ -509,9 +433,3 @@ def test_without_the_extra_and_java_the_rest_is_computed(without_the_extra):
 def test_a_value_stands_under_the_metrics_key():
     values, _ = compute_metrics(["token_f1"], {"texts": FOUR_WORDS})
     assert values == {"f1": pytest.approx(1)}
-
-
-def test_a_metric_without_a_value_gives_its_reason():
-    columns = {"likelihoods": {"nll_sums": [0.0], "token_counts": [0]}}
-    values, reasons = compute_metrics(["perplexity"], columns)
-    assert (values, reasons) == ({}, {"perplexity": "the references have no tokens"})

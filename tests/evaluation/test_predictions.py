@@ -9,7 +9,6 @@ import stat
 import pytest
 from markdown_it import MarkdownIt
 
-from dpft.errors import InputError
 from dpft.evaluation.predictions import (
     SAMPLES,
     Prediction,
@@ -20,6 +19,7 @@ from dpft.evaluation.predictions import (
     write_predictions,
     write_samples,
 )
+from tests.rejections import rejects
 
 INPUTS = ["name[Café Rouge], price[less than £20]", "name[Aromi], area[riverside]"]
 TEXTS = ["Café Rouge is cheap.", 'Aromi is "by the river".']
@@ -94,63 +94,53 @@ def test_limit_takes_a_file_for_these_inputs_alone(tmp_path):
 
 SECRET = "name[Secret], area[hidden]"
 BAD_FILES = {
-    "a.csv": ("x", "must end in .jsonl, .tsv or .txt"),
-    "a.gz": ("x", "must end in .jsonl, .tsv or .txt"),
-    "empty.txt": ("", "got an empty file"),
-    "blank.tsv": ("\n \n", "got an empty file"),
-    "short.txt": ("Secret\n", "one line for each distinct input of the split, .* got 1 lines"),
-    "long.txt": ("Secret\n" * 3, "got 3 lines"),
-    "header.tsv": (f"{INPUTS[0]}\tSecret\n", "header.tsv:1: .*'MR<tab>output'"),
-    "columns.tsv": (
-        f"MR\toutput\n{INPUTS[0]}\tSecret\tx\n",
-        "columns.tsv:2: .*two columns.* got 3",
-    ),
-    "unknown.tsv": (tsv([*ROWS, (SECRET, "x")]), "unknown.tsv:4: .*one of the split's"),
-    "missing.tsv": (tsv(ROWS[:1]), "each distinct input of the split, got none for some"),
-    "twice.tsv": (tsv([*ROWS, ROWS[0]]), "twice.tsv:4: .*second one.* in line 2"),
-    "header_only.tsv": (tsv([]), r"got none for some"),
-    "broken.jsonl": ('{"input": "Secret', "broken.jsonl:1: .*'input' and 'prediction'"),
-    "keys.jsonl": ('\n{"input": "Secret", "output": "x"}', "keys.jsonl:2: .*'prediction'"),
-    "array.jsonl": ('["Secret"]', "array.jsonl:1: .*JSON object"),
-    "number.jsonl": ('{"input": "Secret", "prediction": 3}', "number.jsonl:1: .*texts"),
-    "half.jsonl": ('{"input": "Secret", "prediction": "\\ud800"}', "half.jsonl:1: .*texts"),
+    "a.csv": ("x", ""),
+    "a.gz": ("x", ""),
+    "empty.txt": ("", ""),
+    "blank.tsv": ("\n \n", ""),
+    "short.txt": ("Secret\n", " 1 lines"),
+    "long.txt": ("Secret\n" * 3, " 3 lines"),
+    "header.tsv": (f"{INPUTS[0]}\tSecret\n", ":1:"),
+    "columns.tsv": (f"MR\toutput\n{INPUTS[0]}\tSecret\tx\n", ":2:"),
+    "unknown.tsv": (tsv([*ROWS, (SECRET, "x")]), ":4:"),
+    "missing.tsv": (tsv(ROWS[:1]), ""),
+    "twice.tsv": (tsv([*ROWS, ROWS[0]]), "line 2"),
+    "header_only.tsv": (tsv([]), ""),
+    "broken.jsonl": ('{"input": "Secret', ":1:"),
+    "keys.jsonl": ('\n{"input": "Secret", "output": "x"}', ":2:"),
+    "array.jsonl": ('["Secret"]', ":1:"),
+    "number.jsonl": ('{"input": "Secret", "prediction": 3}', ":1:"),
+    "half.jsonl": ('{"input": "Secret", "prediction": "\\ud800"}', ":1:"),
 }
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_bad_file_is_refused_by_place_and_never_quoted(tmp_path, name):
-    text, message = BAD_FILES[name]
-    with pytest.raises(InputError, match=message) as caught:
+def test_a_bad_file_is_rejected_by_place_and_never_quoted(tmp_path, name):
+    text, place = BAD_FILES[name]
+    with rejects("predictions") as faults:
         read_predictions(write(tmp_path, name, text), INPUTS)
-    assert "Secret" not in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert name in str(faults[0]) and place in str(faults[0])
+    assert "Secret" not in repr(faults)
+    assert "\n" not in str(faults[0])
 
 
-@pytest.mark.parametrize("name", ["nowhere.txt", "nowhere.tsv.gz"])
-def test_a_missing_file_is_named(tmp_path, name):
-    with pytest.raises(InputError, match=f"{name}: no such file"):
-        read_predictions(tmp_path / name, INPUTS)
-
-
-def test_a_folder_is_no_file(tmp_path):
-    (tmp_path / "a.txt").mkdir()
-    with pytest.raises(InputError, match="readable file"):
-        read_predictions(tmp_path / "a.txt", INPUTS)
-
-
-@pytest.mark.parametrize("data", [b"not gzip", gzip.compress(b"cut off" * 99, mtime=0)[:-9]])
-def test_broken_gzip_is_named(tmp_path, data):
+@pytest.mark.parametrize(
+    ("data", "place"),
+    [
+        (None, ""),
+        (b"not gzip", ""),
+        (gzip.compress(b"cut off" * 99, mtime=0)[:-9], ""),
+        (gzip.compress(b"one\ntw\xff\n"), ":2:"),
+    ],
+)
+def test_an_unreadable_file_is_rejected_by_place(tmp_path, data, place):
     path = tmp_path / "a.txt.gz"
-    path.write_bytes(data)
-    with pytest.raises(InputError, match=r"a\.txt\.gz: .*whole gzip data"):
+    path.mkdir() if data is None else path.write_bytes(data)
+    with rejects("predictions") as faults:
         read_predictions(path, INPUTS)
-
-
-def test_bytes_that_are_not_utf8_are_named_by_line(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"one\ntw\xff\n")
-    with pytest.raises(InputError, match=r"a\.txt:2: .*UTF-8"):
-        read_predictions(path, INPUTS)
+    assert f"{path}{place}" in str(faults[0])
+    with rejects("predictions"):
+        read_predictions(tmp_path / "nowhere.txt", INPUTS)
 
 
 PREDICTIONS = [

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from dpft.errors import InputError
 from dpft.evaluation.text_overlap import (
     THRESHOLD,
     NearDuplicates,
@@ -14,6 +13,7 @@ from dpft.evaluation.text_overlap import (
     prompt_sets,
     words_of,
 )
+from tests.rejections import rejects
 
 LONG = "the eagle is a pub by the river in the city center with a garden and a low price for all"
 EDITED = LONG.replace("for all", "for you")
@@ -69,16 +69,11 @@ def test_the_four_sets_hold_every_record_once() -> None:
     assert sets.valid_unique == (1,)
 
 
-def test_without_other_records_two_sets_are_empty() -> None:
-    sets = prompt_sets([LONG], [])
-    assert (sets.valid_in_train, sets.valid_unique) == ((), ())
-
-
 def test_a_missing_library_is_named_with_the_way_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasketch", None)
-    with pytest.raises(InputError, match=r"need datasketch, .*pip install 'dpft\[audit\]'"):
+    with rejects("datasketch"):
         NearDuplicates([LONG])
 
 

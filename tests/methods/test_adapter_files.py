@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from dpft.errors import InputError
 from dpft.methods.adapter_files import (
     CONFIG,
     PEFT_WEIGHTS,
@@ -22,6 +21,7 @@ from dpft.methods.adapter_files import (
     save_trained,
 )
 from tests.methods.shapes import fresh, recipe
+from tests.rejections import rejects
 
 
 def saved(folder: Path, settings: dict | None = None) -> nn.Module:
@@ -46,27 +46,15 @@ def test_the_settings_are_read_as_written_with_a_schema_version(tmp_path: Path) 
     assert json.loads((tmp_path / SETTINGS).read_text())["schema_version"] == 2
 
 
-@pytest.mark.parametrize("content", [None, "{", "{}"])
-def test_unreadable_settings_are_refused(tmp_path: Path, content: str | None) -> None:
+@pytest.mark.parametrize("content", [None, "{"])
+def test_unreadable_files_are_rejected(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / SETTINGS).write_text(content)
-    with pytest.raises(InputError, match=f"must hold the {SETTINGS}"):
+        (tmp_path / WEIGHTS).write_text(content)
+    with rejects(str(tmp_path / SETTINGS)):
         load_settings(tmp_path)
-
-
-@pytest.mark.parametrize("content", [None, b"", b"not a tensor file"])
-def test_unreadable_weights_are_refused(tmp_path: Path, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / WEIGHTS).write_bytes(content)
-    with pytest.raises(InputError, match="must hold the weights"):
+    with rejects(str(tmp_path / WEIGHTS)):
         load_trained(nn.Linear(1, 1), tmp_path)
-
-
-def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    saved(tmp_path)
-    other = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 5))
-    with pytest.raises(InputError, match="for the base model given, got 1.* which it lacks"):
-        load_trained(other, tmp_path)
 
 
 def saved_adapter(folder: Path, name_or_path: str) -> str:
@@ -124,5 +112,5 @@ def test_a_part_of_an_adapter_that_is_gone_is_not_asked_for_on_the_hub(
     for name in {CONFIG, PEFT_WEIGHTS} - {gone}:
         (tmp_path / name).write_text("{}")
     monkeypatch.setattr(peft.PeftModel, "from_pretrained", None)
-    with pytest.raises(InputError, match=f"must hold {gone}"):
+    with rejects(str(tmp_path / gone)):
         load_adapter(fresh("gpt2"), tmp_path)

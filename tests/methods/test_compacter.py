@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpft.errors import InputError
+from dpft.config.load import from_values
 from dpft.methods.base import count_parameters
 from dpft.methods.compacter import Compacter
 from dpft.methods.layers import PHMLinear
@@ -16,6 +16,7 @@ from tests.methods.shapes import (
     recipe,
     share,
 )
+from tests.rejections import rejects
 
 
 def mixers(n: int) -> nn.ModuleList:
@@ -73,16 +74,18 @@ def test_a_matrix_that_many_layers_use_is_clipped_exactly(engine: str) -> None:
     assert_exact(model, "gpt2", engine)
 
 
+@pytest.mark.parametrize(
+    ("bottleneck", "key", "value"), [(4, "method.bottleneck", 4), (6, "method.n", 3)]
+)
+def test_n_must_divide_the_bottleneck_and_the_hidden_size(
+    bottleneck: int, key: str, value: int
+) -> None:
+    with rejects(key, value):
+        values = {"name": "compacter", "bottleneck": bottleneck, "n": 3}
+        from_values(values, Compacter).prepare(fresh("gpt2"))
+
+
 def test_half_precision_activations_stay_so() -> None:
     layer = PHMLinear(8, 4, mixers(2))
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(torch.randn(2, 3, 8)).dtype is torch.bfloat16
-
-
-def test_n_must_divide_the_bottleneck_and_the_hidden_size() -> None:
-    with pytest.raises(ValueError, match="bottleneck"):
-        recipe("compacter", bottleneck=4, n=3)
-    with pytest.raises(ValueError, match="n"):
-        recipe("compacter", n=0)
-    with pytest.raises(InputError, match="method.n must divide the hidden size 16, got 3"):
-        recipe("compacter", bottleneck=6, n=3).prepare(fresh("gpt2"))

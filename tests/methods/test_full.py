@@ -19,12 +19,6 @@ def test_every_parameter_trains_even_one_that_was_frozen() -> None:
     assert counts.trainable == counts.total and counts.new == 0
 
 
-def test_a_model_without_storage_is_prepared_too() -> None:
-    with torch.device("meta"):
-        model = tiny()
-    assert count_parameters(Full(name="full").prepare(model)).trainable > 0
-
-
 def test_the_saved_model_is_what_hugging_face_loads(tmp_path: Path) -> None:
     model = tiny()
     Full(name="full").save(model, tmp_path)

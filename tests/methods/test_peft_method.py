@@ -8,7 +8,7 @@ from peft import TaskType
 from torch import nn
 
 from dpft.generation.decoding import DecodeConfig, generate_texts
-from dpft.methods.peft_method import new_modules, refuse, task_type
+from dpft.methods.peft_method import new_modules, task_type
 from tests.methods.shapes import (
     NAMES,
     Digits,
@@ -170,11 +170,3 @@ def test_of_heads_in_a_list_each_is_saved_whole_and_not_the_list() -> None:
     model["heads"].extend([nn.Linear(2, 3), nn.Linear(2, 3)])
     new = {name for name, _ in model.named_parameters() if name.startswith("heads")}
     assert new_modules(model, frozenset(new)) == ["heads.0", "heads.1"]
-
-
-def test_a_method_that_does_not_fit_names_the_model_and_a_way_out() -> None:
-    sentence = str(refuse("prefix", fresh("gpt2"), "a model with a cache"))
-    assert sentence == (
-        "method=prefix needs a model with a cache, got GPT2LMHeadModel; choose another method,"
-        " such as method=lora."
-    )

@@ -13,10 +13,10 @@ from transformers import (
     T5ForSequenceClassification,
 )
 
-from dpft.errors import InputError
 from dpft.methods.base import count_parameters
 from dpft.methods.prompt import Prompt
 from tests.methods.shapes import case, fresh, new_of, prepared
+from tests.rejections import rejects
 
 NAMES = ("gpt2", "bert-classification", "t5")
 
@@ -62,11 +62,6 @@ def test_logits_are_those_of_plain_peft_after_the_prompt(tmp_path: Path) -> None
     assert torch.allclose(got, plain(**inputs).logits[:, 3:], atol=1e-6)
 
 
-def test_a_prompt_without_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_virtual_tokens"):
-        prompt(num_virtual_tokens=0)
-
-
 UNFIT: dict[str, Callable[[], PreTrainedModel]] = {
     "BertForMaskedLM": lambda: fresh("bert-masked-lm"),
     "GPT2ForSequenceClassification": lambda: GPT2ForSequenceClassification(
@@ -80,5 +75,5 @@ UNFIT: dict[str, Callable[[], PreTrainedModel]] = {
 
 @pytest.mark.parametrize("kind", UNFIT)
 def test_a_model_that_cannot_take_a_prompt_is_refused(kind) -> None:
-    with pytest.raises(InputError, match=f"^method=prompt needs .*, got {kind}; choose another"):
+    with rejects("method", "prompt"):
         prompt().prepare(UNFIT[kind]())

@@ -14,8 +14,6 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from dpft.config.load import plain
-from dpft.errors import InputError
 from dpft.methods.base import MethodPhase, count_parameters
 from dpft.methods.two_phase import TwoPhase
 from dpft.models.losses import per_example_losses
@@ -30,6 +28,7 @@ from dpft.training.synthetic_batches import synthetic_batch
 from dpft.training.training_state import TrainingState
 from tests.clipped_batches import clipped_batches
 from tests.privacy.clipping.oracle import ENGINES, TOLERANCE, distance, unit_gradients
+from tests.rejections import rejects
 from tests.self_checks import checked_phases
 from tests.slowness import slow_but
 from tests.training import toy
@@ -113,34 +112,8 @@ def test_new_modules_and_embeddings_train_in_the_second_phase_where_they_are_ask
 
 def test_a_model_without_a_bias_is_refused():
     config = T5Config(vocab_size=17, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
-    with pytest.raises(InputError, match="must have a bias to train in its second phase"):
+    with rejects("method", "two_phase"):
         two_phase().prepare(T5ForConditionalGeneration(config))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"full_epochs": 0.0}, {"bitfit_learning_rate": 0.0}, {"bitfit_max_grad_norm": -1.0}],
-)
-def test_a_setting_that_is_not_positive_is_refused_by_name(wrong):
-    (name,) = wrong
-    with pytest.raises(ValueError, match=name):
-        two_phase(**wrong)
-
-
-def test_what_a_run_is_remembered_by_is_no_part_of_the_configuration():
-    method, _ = prepared()
-    assert set(plain(method)) == {
-        "name", "full_epochs", "bitfit_learning_rate", "bitfit_max_grad_norm",
-        "reset_optimizer", "train_new_modules", "train_biases", "train_embeddings",
-    }  # fmt: skip
-    assert method == two_phase()
-
-
-def test_a_step_of_a_run_that_was_not_planned_is_refused():
-    method = two_phase()
-    model = method.prepare(toy.tiny_model())
-    with pytest.raises(RuntimeError, match="must follow phases and prepare"):
-        method.begin_step(model, 0)
 
 
 @pytest.mark.slow

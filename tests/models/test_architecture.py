@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    AutoModelForMaskedLM,
     BertConfig,
     BertForMaskedLM,
     BertForPreTraining,
@@ -18,7 +17,6 @@ from transformers import (
     DistilBertConfig,
     GPT2Config,
     GPT2LMHeadModel,
-    GPT2Model,
     LlamaConfig,
     MambaConfig,
     PretrainedConfig,
@@ -28,14 +26,13 @@ from transformers import (
     ViTConfig,
 )
 
+from dpft.config.load import from_values
 from dpft.constants import CAUSAL, CLASSIFIER, MASKED, SEQ2SEQ, Head
-from dpft.errors import InputError
 from dpft.models import source
 from dpft.models.architecture import (
     Architecture,
     PooledClassifier,
     configure,
-    describe,
     fresh_model,
     language_kind,
     max_positions,
@@ -50,7 +47,7 @@ from dpft.models.loading import language_head, load_model, load_tokenizer, meta_
 from dpft.models.source import MEAN, ModelConfig
 from dpft.tokenizers import save_tokenizer
 from tests.models import small
-from tests.refused import refusal
+from tests.rejections import rejects
 from tests.slowness import slow
 
 CLASSES = Head(kind=CLASSIFIER, labels=("no", "yes", "maybe"))
@@ -84,36 +81,26 @@ def test_the_vocabulary_has_a_size_and_a_saved_pooler_is_known_again(tmp_path: P
     assert (saved.pooling, saved.is_pooled) == (MEAN, True)
 
 
-def test_a_missing_folder_names_the_key_and_the_value(tmp_path: Path) -> None:
-    nowhere = ModelConfig(name="small", path=str(tmp_path / "no"))
-    assert f"model.path={tmp_path / 'no'} must be a folder" in refusal(read_architecture, nowhere)
-
-
-def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
-    assert "config.json" in refusal(
-        read_architecture, ModelConfig(name="small", path=str(tmp_path))
-    )
-
-
 def test_trust_rule_11_code_in_a_checkpoint_is_not_executed(tmp_path: Path) -> None:
     folder = small.save("gpt2", tmp_path / "model")
     values = json.loads((folder / "config.json").read_text())
     values |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
     (folder / "config.json").write_text(json.dumps(values))
     (folder / "mine.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
-    refusal(read_architecture, ModelConfig(name="small", path=str(folder)))
+    with rejects("model.path", str(folder)):
+        architecture(folder)
     assert not (tmp_path / "executed").exists()
 
 
-def test_an_unreachable_hub_is_said_at_once_with_the_ways_out(
+def test_an_unreachable_hub_is_reported_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(source, "hub_is_reachable", lambda: False)
     start = time.perf_counter()
-    text = refusal(read_architecture, ModelConfig(name="x", hub_name="nobody/nothing-of-the-kind"))
+    name = "nobody/nothing-of-the-kind"
+    with rejects("model.hub_name", name):
+        read_architecture(ModelConfig(name="x", hub_name=name))
     assert time.perf_counter() - start < 5  # transformers retries for 23 seconds by itself
-    assert "model.hub_name=nobody/nothing-of-the-kind" in text
-    assert all(way in text for way in ("model.path", "task.data_dir", "model=tiny"))
 
 
 @pytest.mark.slow
@@ -125,15 +112,8 @@ def test_of_model_architecture_a_checkpoint_takes_its_dropout_alone(tmp_path: Pa
     assert known.read.hidden_size == architecture(folder).read.hidden_size
     loaded = load_model(known, seed=0, head=CLASSES)
     assert {m.p for m in loaded.modules() if isinstance(m, torch.nn.Dropout)} >= {0.3}
-    said = refusal(
-        read_architecture,
-        ModelConfig(name="x", path=str(folder), architecture={"dropout_rate": 0.1}),
-    )
-    assert said == (
-        "model.architecture.dropout_rate must be a dropout rate of bert, which has"
-        " attention_probs_dropout_prob, classifier_dropout, hidden_dropout_prob; drop it, or give"
-        " one of those."
-    )
+    with rejects("model.architecture.dropout_rate", 0.1):
+        architecture(folder, architecture={"dropout_rate": 0.1})
 
 
 SMALL: dict[str, Any] = {
@@ -177,14 +157,13 @@ def test_the_folder_of_a_run_or_of_a_tokenizer_is_read(
     assert tokenizer("ab").input_ids == [3, 4, 5, 1]
 
 
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no tokenizer; give the folder that dpft tokenizer"):
-        read_architecture(configured(tmp_path / "gpt2", "gpt2", tmp_path))
-
-
-def test_a_damaged_tokenizer_is_refused_in_a_sentence(tmp_path: Path, vocabulary: Path) -> None:
-    (vocabulary / "tokenizer" / "tokenizer.json").write_text("{}")
-    with pytest.raises(InputError, match="could not be read as a tokenizer"):
+@pytest.mark.parametrize("content", [None, "{}"])
+def test_a_tokenizer_that_is_missing_or_damaged_is_rejected(
+    tmp_path: Path, vocabulary: Path, content: str | None
+) -> None:
+    file = vocabulary / "tokenizer" / "tokenizer.json"
+    file.unlink() if content is None else file.write_text(content)
+    with rejects("model.tokenizer"):
         read_architecture(configured(tmp_path / "gpt2", "gpt2", vocabulary))
 
 
@@ -201,32 +180,23 @@ def test_an_architecture_in_the_configuration_needs_no_folder(vocabulary: Path) 
     assert load_tokenizer(read_architecture(model), kind=SEQ2SEQ)("b").input_ids == [3, 5, 1]
 
 
-@pytest.mark.parametrize("wrong", [{"model_type": "t6"}, {}, {"model_type": "t5", "d_model": "x"}])
-def test_an_architecture_that_transformers_does_not_know_is_refused(
-    vocabulary: Path, wrong: dict[str, Any]
-) -> None:
-    with pytest.raises(ValueError, match="model.architecture must name|model needs model.path"):
-        read_architecture(drawn(vocabulary, **wrong))
-
-
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "key"),
     [
-        ({"init": "pretrained", "tokenizer": None}, "has no weights, only an architecture"),
-        ({"init": "pretrained"}, "model.tokenizer needs model.init=random"),
+        ({"architecture": {"model_type": "t6"}}, "model.architecture"),
+        ({"architecture": {"model_type": "t5", "d_model": "x"}}, "model.architecture"),
+        ({"architecture": {}}, "model"),
+        ({"init": "pretrained", "tokenizer": None}, "model.init"),
+        ({"init": "pretrained"}, "model.tokenizer"),
+        ({"tokenizer": None}, "model.tokenizer"),
     ],
 )
-def test_an_architecture_alone_needs_a_tokenizer_and_starts_at_random(
-    vocabulary: Path, changes: dict[str, Any], message: str
+def test_an_architecture_without_weights_must_be_known_and_needs_a_tokenizer(
+    vocabulary: Path, changes: dict[str, Any], key: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        drawn(vocabulary, model_type="t5").replace(**changes)
-
-
-def test_an_architecture_of_a_language_model_alone_needs_a_tokenizer(vocabulary: Path) -> None:
-    architecture = read_architecture(drawn(vocabulary, model_type="t5").replace(tokenizer=None))
-    with pytest.raises(InputError, match="model=drawn has no tokenizer; give model.tokenizer=RUN"):
-        language_head(architecture)
+    with rejects(key):
+        values = {**drawn(vocabulary, model_type="t5").model_dump(), **changes}
+        language_head(read_architecture(from_values(values, ModelConfig)))
 
 
 DEBERTA = DebertaV2Config(
@@ -267,9 +237,6 @@ def test_the_given_ids_are_those_the_model_counts_itself(name):
 @pytest.mark.parametrize(
     ("config", "most"),
     [
-        (small.bert_config(), 64),
-        (small.gpt2_config(), 64),
-        (small.roberta_config(), 64),  # 66, less padding's id and the one before it
         (small.t5_config(), None),
         (DEBERTA, None),
         (LlamaConfig(max_position_embeddings=128), 128),
@@ -289,11 +256,6 @@ def test_the_longest_text_is_read_and_one_token_more_is_not(name):
         model(torch.full((1, most + 1), 5))
 
 
-def test_a_model_of_relative_positions_reads_longer_texts():
-    model = AutoModelForMaskedLM.from_config(DEBERTA).eval()
-    assert model(torch.full((1, 600), 5)).logits.shape[1] == 600
-
-
 @pytest.mark.parametrize(
     ("config", "takes"),
     [
@@ -307,10 +269,6 @@ def test_a_model_of_relative_positions_reads_longer_texts():
 )
 def test_token_types_go_to_models_that_learned_them(config, takes):
     assert takes_token_types(config) is takes
-
-
-def test_a_causal_model_has_positions_of_its_base():
-    assert takes_position_ids(GPT2LMHeadModel(small.gpt2_config()))
 
 
 CLASSES_HEADS = Head(kind=CLASSIFIER, labels=("no", "yes"))
@@ -329,25 +287,11 @@ def new(made: type[PreTrainedModel] | None, config, head: Head, pooling: str | N
     return set(new_parameters(architecture, head, pooling))
 
 
-@pytest.mark.parametrize(
-    ("config", "kind"),
-    [
-        (small.bert_config(), MASKED),
-        (small.roberta_config(), MASKED),
-        (small.gpt2_config(), CAUSAL),
-        (small.t5_config(), SEQ2SEQ),
-    ],
-    ids=lambda value: getattr(value, "model_type", value),
-)
-def test_the_kind_of_a_language_model_follows_its_architecture(config, kind):
-    assert language_kind(config) == kind
-
-
 def test_a_family_without_a_classifier_is_classified_by_the_mean():
     sizes = {"vocab_size": 8, "hidden_size": 8, "state_size": 4, "num_hidden_layers": 1}
     config = MambaConfig(**sizes)
     configure(config, CLASSES)
-    with pytest.raises(InputError, match="model.pooling=mean"):
+    with rejects("model.pooling"):
         fresh_model(config, CLASSES, None)
     ids = torch.tensor([[1, 2, 3]])
     logits = fresh_model(config, CLASSES, MEAN)(ids, torch.ones_like(ids)).logits
@@ -355,13 +299,8 @@ def test_a_family_without_a_classifier_is_classified_by_the_mean():
 
 
 def test_what_is_no_language_model_is_refused():
-    with pytest.raises(InputError, match="got model type vit"):
+    with rejects("model", "vit"):
         language_kind(ViTConfig())
-
-
-def test_a_head_in_words():
-    assert describe(CLASSES_HEADS) == "classifier"
-    assert describe(Head(kind=MASKED)) == "masked language model"
 
 
 @pytest.mark.parametrize(
@@ -430,13 +369,6 @@ def test_a_score_is_one_output():
     assert model(torch.tensor([[1, 2]])).logits.shape == (1, 1)
 
 
-def test_a_language_model_is_left_as_it_is():
-    architecture = small.gpt2_config()
-    before = architecture.to_dict()
-    configure(architecture, Head(kind=CAUSAL))
-    assert architecture.to_dict() == before
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -478,45 +410,10 @@ def test_logits_are_a_linear_layer_on_the_mean_over_the_tokens():
     assert torch.allclose(model(IDS, MASK).logits, expected, atol=1e-6)
 
 
-def test_padding_and_neighbors_change_nothing():
-    model = pooled()
-    alone = model(IDS[:1, :3], MASK[:1, :3]).logits
-    assert torch.allclose(model(IDS, MASK).logits[:1], alone, atol=1e-6)
-
-
-def test_the_encoders_weights_stay_and_its_pooler_goes():
-    encoder = small.shaken(BertModel(small.bert_config()))
-    before = {name: weight.clone() for name, weight in encoder.state_dict().items()}
-    model = PooledClassifier(small.bert_config(num_labels=2), encoder)
-    after = model.backbone.state_dict()
-    assert set(before) - set(after) == {"pooler.dense.weight", "pooler.dense.bias"}
-    assert all(torch.equal(weight, before[name]) for name, weight in after.items())
-
-
-def test_a_fresh_head_is_small_and_random():
-    head = PooledClassifier(small.bert_config(num_labels=40)).classifier
-    assert 0.015 < head.weight.detach().std().item() < 0.025  # std 0.02
-    assert not head.bias.any()
-
-
-def test_a_saved_classifier_loads_as_it_was(tmp_path):
-    model = pooled()
-    model.save_pretrained(tmp_path)
-    loaded = PooledClassifier.from_pretrained(tmp_path, config=model.config).eval()
-    assert torch.equal(loaded(IDS, MASK).logits, model(IDS, MASK).logits)
-
-
-def test_dropout_is_the_architectures():
-    assert pooled(hidden_dropout_prob=0.3).dropout.p == 0.3
-    encoder = GPT2Model(small.gpt2_config())
-    model = PooledClassifier(small.gpt2_config(num_labels=2), encoder).eval()
-    assert model(IDS, MASK).logits.shape == (2, 2)
-
-
 def test_a_checkpoint_that_names_other_weights_is_refused(tmp_path: Path) -> None:
     """Transformers reads them in the place of those whose digest is known."""
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "gpt2", "transformers_weights": "other.safetensors"})
     )
-    with pytest.raises(InputError, match="names a file of weights of its own"):
+    with rejects("model.path", str(tmp_path)):
         read_architecture(ModelConfig(name="x", path=str(tmp_path)))

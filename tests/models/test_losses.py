@@ -27,7 +27,7 @@ from dpft.constants import (
 from dpft.data.batches import Batch, TextLayout
 from dpft.data.tokenization import TokenizedExample
 from dpft.models.architecture import PooledClassifier
-from dpft.models.losses import answer_logits, per_example_losses, token_nll
+from dpft.models.losses import per_example_losses, token_nll
 from tests.clipped_batches import clipped_batches
 from tests.models import small
 from tests.privacy.clipping.oracle import (
@@ -82,12 +82,6 @@ def test_negative_log_likelihoods_and_tokens_are_summed_for_perplexity(model):
     assert torch.allclose(nll, torch.stack([expected_nll(model, *r).sum() for r in ROWS]))
     assert tokens.tolist() == [3, 2, 1]
     assert not nll.requires_grad
-
-
-def test_a_loss_depends_on_its_own_row_only(model):
-    together = per_example_losses(model, batch(ROWS))
-    alone = torch.cat([per_example_losses(model, batch([row])) for row in ROWS])
-    assert torch.allclose(together, alone, atol=1e-6)
 
 
 def test_a_gradient_does_not_depend_on_padding_or_neighbors(model):
@@ -187,9 +181,6 @@ MAKERS = {
 }
 
 
-WORD_CASES = [name for name, (_, layout) in MAKERS.items() if layout.answer == LABEL_WORDS]
-
-
 @pytest.fixture(params=MAKERS)
 def case(request) -> Case:
     make, layout = MAKERS[request.param]
@@ -258,15 +249,6 @@ def test_every_kinds_gradients_are_clipped_with_the_masks_that_the_model_draws(c
     case.model.train()
     batch = case.layout.collate(case.rows)
     assert_exact(case, batch_gradients(case.model, per_example_losses, batch, seed=3), seed=3)
-
-
-@pytest.mark.parametrize("case", WORD_CASES, indirect=True)
-def test_the_loss_of_label_words_ignores_every_other_token(case):
-    logits = answer_logits(case.model, case.layout.collate(case.rows))
-    assert logits.shape == (len(case.rows), len(WORDS))
-    labels = torch.tensor([row.labels for row in case.rows])
-    expected = functional.cross_entropy(logits, labels, reduction="none")
-    assert torch.allclose(case.losses(), expected, atol=1e-6)
 
 
 def test_a_model_without_a_language_head_writes_no_texts():

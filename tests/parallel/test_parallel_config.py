@@ -2,8 +2,8 @@
 
 import pytest
 
-from dpft.errors import InputError
 from dpft.parallel.parallel_config import ParallelConfig, World, check_start, world
+from tests.rejections import rejects
 
 NONE, DDP = ParallelConfig(), ParallelConfig(name="ddp")
 
@@ -30,14 +30,14 @@ def test_processes_started_by_hand_are_taken_for_those_of_one_machine(
 
 
 def test_processes_without_a_group_are_told_how_to_start() -> None:
-    with pytest.raises(InputError, match=r"got none; start them by torchrun --nproc_per_node=2"):
+    with rejects("parallel", "ddp"):
         check_start(DDP)
     assert check_start(NONE) is None
 
 
 def test_several_processes_never_train_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     two(monkeypatch)
-    with pytest.raises(InputError, match=r"parallel=none is one process, got 2 .* add parallel=dd"):
+    with rejects("parallel", "none"):
         check_start(NONE)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert check_start(NONE) is None
@@ -45,7 +45,7 @@ def test_several_processes_never_train_each_for_itself(monkeypatch: pytest.Monke
 
 def test_a_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(InputError, match="WORLD_SIZE must be a number in the environment"):
+    with rejects("WORLD_SIZE"):
         check_start(DDP)
 
 
@@ -58,7 +58,7 @@ def test_logs_that_show_drawn_sizes_are_refused(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     two(monkeypatch, **{name: value})
-    with pytest.raises(InputError, match=f"{name} must not be set where processes share a run"):
+    with rejects(name, value):
         check_start(DDP)
     monkeypatch.setenv(name, "OFF" if name.endswith("DEBUG") else "ERROR")
     assert check_start(DDP) is not None
@@ -69,7 +69,7 @@ def test_a_run_of_another_number_of_processes_than_was_said_is_refused(
 ) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match="world_size must be the number of processes, got 4 for 2"):
+    with rejects("parallel.world_size", 4):
         check_start(ParallelConfig(name="ddp", world_size=4))
     assert check_start(ParallelConfig(name="ddp", world_size=2)) is not None
 

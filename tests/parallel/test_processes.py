@@ -14,12 +14,13 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from dpft.errors import InputError, RunError, SaidElsewhere
+from dpft.errors import RunError, SaidElsewhere
 from dpft.parallel import processes
 from dpft.parallel.parallel_config import LaunchConfig, ParallelConfig
 from dpft.parallel.processes import ended, launch, number_of_processes
 from dpft.parallel.ranks import Ranks
 from tests.parallel.forked import on_ranks
+from tests.rejections import rejects
 
 
 @pytest.fixture
@@ -42,16 +43,11 @@ def listener(
             thread.join(5)
 
 
-def refusal(monkeypatch: pytest.MonkeyPatch, rank: int) -> str:
-    monkeypatch.setenv("RANK", str(rank))
-    with pytest.raises(InputError) as error, processes.started(ParallelConfig(name="ddp")):
-        pass
-    return str(error.value)
-
-
 def test_a_port_in_use_is_named(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     port = listener.getsockname()[1]
-    assert refusal(monkeypatch, 0).startswith(f"MASTER_PORT={port} is in use by another program")
+    monkeypatch.setenv("RANK", "0")
+    with rejects("MASTER_PORT", str(port)), processes.started(ParallelConfig(name="ddp")):
+        pass
 
 
 @pytest.mark.slow
@@ -59,7 +55,9 @@ def test_who_waits_for_another_program_gives_up(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = time.monotonic()
-    assert "2 processes of a run must all come to MASTER_ADDR" in refusal(monkeypatch, 1)
+    monkeypatch.setenv("RANK", "1")
+    with rejects("MASTER_ADDR"), processes.started(ParallelConfig(name="ddp")):
+        pass
     assert time.monotonic() - begun < 5
 
 
@@ -102,7 +100,7 @@ def test_each_process_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     assert chosen == [1]
     assert processes.own_device(cpu, Ranks(3, 4, local_rank=3)) == cpu
     assert processes.own_device(cuda, Ranks()) == cuda
-    with pytest.raises(InputError, match=r"a device for each process, got 2 for rank 2 of this"):
+    with rejects("train.device", "cuda"):
         processes.own_device(cuda, Ranks(2, 4, local_rank=2))
 
 
@@ -134,7 +132,7 @@ def test_the_exit_code_is_that_of_the_processes(codes: dict[int, int], code: int
 def test_a_killed_process_is_named_also_where_others_ended_because_of_it() -> None:
     found = ended({0: failure(1), 1: failure(-9)})
     assert isinstance(found, RunError)
-    assert "process 1 of the run was killed by SIGKILL" in str(found)
+    assert "1" in str(found) and "SIGKILL" in str(found)
 
 
 def test_a_process_that_the_agent_had_to_kill_later_is_not_the_reason() -> None:
@@ -146,14 +144,14 @@ def test_as_many_processes_as_devices_where_nobody_says(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
     assert number_of_processes(LaunchConfig(name="local")) == 4
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
-    with pytest.raises(InputError, match=r"launch\.processes must say how many .* got null"):
+    with rejects("launch.processes"):
         number_of_processes(LaunchConfig(name="local"))
 
 
 def test_processes_of_torchrun_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="launch=local starts processes itself, got those of torc"):
+    with rejects("launch", "local"):
         launch(LOCAL, [])
 
 
@@ -189,9 +187,3 @@ def test_nothing_of_the_agent_is_left(
     assert getattr(raised.value, "exit_code", getattr(raised.value, "code", None)) == code
     assert started == [("-m", "dpft", "train", "task=e2e")]
     assert (dict(os.environ), signal.getsignal(signal.SIGTERM)) == (variables, handler)
-
-
-def test_wrong_settings_are_refused() -> None:
-    for wrong in ({"name": "slurm"}, {"processes": 0}, {"max_restarts": -1}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            LaunchConfig(**wrong)  # type: ignore[arg-type]

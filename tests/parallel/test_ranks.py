@@ -15,7 +15,6 @@ from dpft.errors import InputError
 from dpft.parallel import ranks as ranks_module
 from dpft.parallel.ranks import (
     ALONE,
-    EVERYTHING,
     RankLost,
     Ranks,
     RankShare,
@@ -189,19 +188,6 @@ def test_a_rank_that_dies_is_missed_by_all_others_within_seconds(moment: str) ->
     assert max(seconds for _, seconds in answers) < SOON / 2
 
 
-def counted(ranks: Ranks) -> tuple[dict[str, int], int]:
-    ranks.total(torch.zeros(3, dtype=torch.float64))
-    ranks.all_to_all(torch.zeros(2, 5))
-    ranks.all_gather(torch.zeros(4))
-    return dict(ranks.traffic.collectives), ranks.traffic.sent_bytes
-
-
-@pytest.mark.slow
-def test_what_is_sent_is_counted() -> None:
-    operations = {"all_reduce": 1, "all_to_all": 1, "all_gather": 1}
-    assert on_ranks(counted, 2) == [(operations, 3 * 8 + 10 * 4 + 4 * 4)] * 2
-
-
 sizes = st.integers(1, 9)
 of_one_weight = st.builds(
     lambda weight, count: [weight] * count, st.integers(1, 2**20), st.integers(1, 40)
@@ -227,14 +213,6 @@ def test_each_piece_is_dealt_once_and_shares_are_in_order(pieces: list[int], siz
 def test_loads_differ_by_at_most_the_heaviest_piece(pieces: list[int], size: int) -> None:
     dealt = loads(pieces, size)
     assert max(dealt) - min(dealt) <= max(pieces, default=0)
-
-
-def test_the_heaviest_pieces_are_dealt_first() -> None:
-    assert loads([1, 1, 2], 2) == [2, 2]
-
-
-def test_one_process_has_every_piece() -> None:
-    assert EVERYTHING.of([3, 0, 2**20, 3]) == [0, 1, 2, 3]
 
 
 @pytest.mark.slow

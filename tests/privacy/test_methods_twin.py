@@ -178,5 +178,5 @@ def test_trust_rule_2_one_example_moves_the_sum_by_at_most_the_sensitivity(
     ("name", "shape"), sorted((name, shape) for name in REFUSED for shape in REFUSED[name])
 )
 def test_what_is_left_out_of_the_grid_is_refused(name: str, shape: str) -> None:
-    with pytest.raises(InputError, match=f"method={name}"):
+    with pytest.raises(InputError):
         prepared(name, shape)

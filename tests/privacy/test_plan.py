@@ -9,12 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from dpft.commands import tune as tuning
 from dpft.commands.guarantee import private_guarantee
 from dpft.commands.ledger_account import SpentRun
 from dpft.commands.plan import account_for_plan
 from dpft.commands.run_plan import RunPlan
-from dpft.errors import InputError
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve, EpsilonSoFar
 from dpft.privacy.accounting.mechanism import RATE_MARGIN
@@ -36,6 +34,7 @@ from dpft.reports.privacy_record import (
 )
 from dpft.run_folder import LEDGER
 from dpft.strict_model import parse_text
+from tests.rejections import rejects
 from tests.self_checks import checked_rows
 
 
@@ -142,33 +141,6 @@ def test_trust_rule_1_every_reported_epsilon_follows_the_plans_mechanism(
     assert run.epsilon == expected.epsilon
 
 
-def test_trust_rule_1_a_search_is_calibrated_to_its_plans_mechanisms(followed, monkeypatch):
-    class Asked(Exception):
-        """In place of an answer."""
-
-    def calibrate(mechanisms, **_):
-        assert mechanisms == [followed.event()] * len(mechanisms) != []
-        raise Asked
-
-    settings = SimpleNamespace(settings=lambda: [{}, {}])
-    data = SimpleNamespace(num_units=1)
-    config = SimpleNamespace(replace=lambda **_: None)
-    given = SimpleNamespace(
-        settings=lambda: config, tuning=settings,
-        tune=SimpleNamespace(count=None),
-        privacy=DifferentialPrivacy(name="dp", eps=3.0),
-    )  # fmt: skip
-    for name in ("score_metric", "check_fit", "divide"):
-        monkeypatch.setattr(tuning, name, lambda *_: None)
-    for name in ("with_setting", "with_batch_size"):
-        monkeypatch.setattr(tuning, name, lambda config, _: config)
-    monkeypatch.setattr(tuning, "_training_data", lambda _: data)
-    monkeypatch.setattr(tuning, "plan_run", lambda *_: SimpleNamespace(privacy=followed))
-    monkeypatch.setattr(tuning, "calibrate_trials", calibrate)
-    with pytest.raises(Asked):
-        tuning.draw_search(given)
-
-
 def test_phases_follow_each_other_and_must_add_up():
     first = Phase(method="full", steps=1, max_grad_norm=0.1, sensitivity=0.1)
     second = Phase(method="bitfit", steps=2, max_grad_norm=0.2, sensitivity=0.2)
@@ -180,20 +152,8 @@ def test_phases_follow_each_other_and_must_add_up():
     assert sensitivities == [0.1, 0.2, 0.2]
     with pytest.raises(IndexError):
         both.phase_at(3)
-    with pytest.raises(ValueError, match="add up to steps=3"):
+    with pytest.raises(ValueError, match="steps=3"):
         plan(phases=(first,))
-
-
-@pytest.mark.parametrize("changes", [{"sample_rate": 0.0}, {"sample_rate": 1.1}])
-def test_a_sample_rate_outside_its_range_is_refused(changes):
-    with pytest.raises(ValueError, match="sample_rate"):
-        plan(**changes)
-
-
-@pytest.mark.parametrize("noise_multiplier", [0.0, -1.0, float("nan")])
-def test_noise_must_be_positive(noise_multiplier):
-    with pytest.raises(ValueError, match="noise_multiplier"):
-        plan(noise_multiplier=noise_multiplier)
 
 
 @pytest.mark.parametrize(
@@ -210,29 +170,6 @@ def test_the_papers_delta_is_half_of_one_over_n():
     assert default_delta(42061, "published") == 1 / 84122
 
 
-@pytest.mark.parametrize(
-    ("size", "delta"),
-    [
-        (1, 0.1),
-        (2, 0.05),
-        (3, 0.03),  # 1/30 = 0.0333
-        (9, 0.01),
-        (10, 0.01),  # exactly a digit
-        (11, 0.009),
-        (100, 0.001),
-        (1000, 0.0001),
-        (8000, 1e-05),  # 1.25e-05
-        (42061, 2e-06),  # 2.38e-06
-        (99_999, 1e-06),
-        (100_000, 1e-06),
-        (100_001, 9e-07),
-        (10**15, 1e-16),
-    ],
-)
-def test_the_delta_of_own_data_is_a_tenth_of_one_over_n_down_to_one_digit(size, delta):
-    assert default_delta(size, "own_data") == delta
-
-
 def test_no_digit_of_the_delta_of_own_data_is_lost_or_rounded_up():
     for size in [*range(1, 2000), *(10**k + d for k in range(3, 12) for d in (-1, 0, 1))]:
         delta = default_delta(size, "own_data")
@@ -243,14 +180,15 @@ def test_no_digit_of_the_delta_of_own_data_is_lost_or_rounded_up():
         assert digit * step <= Fraction(1, 10 * size) < above, size
 
 
-def test_delta_above_one_over_n_is_refused_unless_allowed():
-    check_delta(0.01, num_examples=100, allow_large=False)
-    with pytest.raises(InputError, match=r"privacy\.delta must be at most 1/num_examples = 0\.01"):
-        check_delta(0.011, num_examples=100, allow_large=False)
-    check_delta(0.011, num_examples=100, allow_large=True)
-
-
 @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, float("nan")])
 def test_delta_outside_the_unit_interval_is_refused(delta):
-    with pytest.raises(InputError, match=r"in \(0, 1\)"):
+    with rejects("privacy.delta"):
         check_delta(delta, num_examples=10, allow_large=True)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"sample_rate": 0.0}, {"sample_rate": 1.1}, {"noise_multiplier": 0.0}]
+)
+def test_a_plan_outside_of_its_ranges_is_refused(changes):
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        plan(**changes)

@@ -1,12 +1,12 @@
 import pytest
 from scipy.stats import norm
 
-from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
 from dpft.privacy import plan_building as planning
 from dpft.privacy.accounting.calibration import Calibration
 from dpft.privacy.plan_building import make_plan
 from dpft.privacy.privacy_config import DifferentialPrivacy
+from tests.rejections import rejects
 
 GIVEN = DifferentialPrivacy(name="dp", noise_multiplier=1.5, max_grad_norm=0.25)
 
@@ -60,7 +60,7 @@ def test_the_noise_is_calibrated_to_epsilon_by_the_accountant_asked_for() -> Non
 
 def test_a_delta_above_one_over_the_examples_needs_permission() -> None:
     large = GIVEN.replace(delta=0.01)
-    with pytest.raises(InputError, match="privacy.delta must be at most .*allow_large_delta"):
+    with rejects("privacy.delta", 0.01):
         plan(large)
     assert plan(large.replace(allow_large_delta=True)).delta == 0.01
     assert plan(GIVEN.replace(delta=1 / 400)).delta == 1 / 400
@@ -110,5 +110,5 @@ def test_trust_rule_6_noise_so_small_that_its_missing_tails_take_part_of_delta_i
     if not refused:
         assert plan(config).noise_multiplier == noise_multiplier
         return
-    with pytest.raises(InputError, match="no outcome lies beyond the tails"):
+    with rejects("privacy.noise_multiplier", noise_multiplier):
         plan(config)

@@ -96,11 +96,6 @@ def test_names_reasons_and_paths_are_escaped_everywhere(tmp_path: Path) -> None:
     assert "alert(1)" in (folder / "report.html").read_text()
 
 
-def test_the_page_is_the_same_each_time(tmp_path: Path) -> None:
-    record = read(write_run(tmp_path / "run"))
-    assert page_of(record) == page_of(record)
-
-
 @pytest.mark.slow
 def test_scores_of_a_private_split_are_marked(tmp_path: Path) -> None:
     marks = {"public": False, "publish": True, "bleu": 60.4321}
@@ -240,12 +235,3 @@ def test_each_known_metric_is_explained(tmp_path: Path) -> None:
     assert "<strong>bleu</strong>, higher is better: Corpus BLEU, mteval-13a tokens" in text
     assert "<strong>perplexity</strong>, lower is better: " in text
     assert "<strong>mean_length</strong>: " in text and "own" not in text
-
-
-def test_the_page_is_dark_where_the_reader_wants_it_and_breaks_pages_between_sections(
-    tmp_path: Path,
-) -> None:
-    text = page(tmp_path)
-    dark, paper = text.partition("prefers-color-scheme: dark")[2], text.partition("@media print")[2]
-    assert re.search(r"figure svg[^{]* \{ filter: invert", dark)
-    assert re.search(r"h1, h2, h3[^{]*\{ break-after: avoid; \}", paper)

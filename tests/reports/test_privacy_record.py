@@ -125,10 +125,6 @@ def test_each_phase_has_its_own_sensitivity() -> None:
     ]
 
 
-def test_other_steps_than_planned_are_accounted_anew() -> None:
-    assert promise_of(plan(), accounting(steps=5, epsilon=3.1)).epsilon == 3.1
-
-
 def test_what_does_not_apply_is_absent() -> None:
     assert "calibration" not in record(calibration=None)["plan"]
     promised = as_json(promise_of(plan(), accounting()))

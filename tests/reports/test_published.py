@@ -9,7 +9,7 @@ from dpft.config.references import ReferenceMap
 from dpft.reports.published import published_table
 from dpft.reports.report import public_configuration
 from dpft.strict_model import parse
-from tests.reports.folders import MAP, NOT_THE_PAPERS, RATES, run_config
+from tests.reports.folders import MAP, NOT_THE_PAPERS, run_config
 from tests.reports.plain import render, run_of
 from tests.reports.test_report import BOTH, CONFIG, entry, private
 
@@ -71,20 +71,16 @@ def test_a_row_over_several_splits_stands_below_one_of_the_runs_own() -> None:
     assert table is not None and table.metrics == list(row["metrics"])
     assert table.rows[0] == ("this run", "not private", [0.5, 0.375])
     assert table.rows[1][2] == [0.948, 0.894]
-    with pytest.raises(ValueError, match="sst2_validation.accuracy must be at most 1"):
+    with pytest.raises(ValueError, match="sst2_validation.accuracy"):
         published({**CONFIG, "reference": [{**row, "metrics": {"sst2_validation.accuracy": 94.8}}]})
 
 
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"cells": [[1.0, 2.0]]}, "for each of 2 rows"),
-        ({"cells": [[1.0, 2.0], [3.0]]}, "for each of 2 columns, got lists of [2, 1]"),
-        ({"metric": "rouge_l"}, "rouge_l must be at most 1, as in metrics.json, got 10.5"),
-        ({"eps": 0.0}, "eps"),
-        ({"cell": []}, "cell"),
-        ({"rows": {"values": RATES}}, "rows.key"),
-        ({"cells": [[1.0, "two"], [3.0, 4.0]]}, "cells.0.1"),
+        ({"cells": [[1.0, 2.0]]}, "2 rows"),
+        ({"cells": [[1.0, 2.0], [3.0]]}, "[2, 1]"),
+        ({"metric": "rouge_l"}, "10.5"),
     ],
 )
 def test_a_map_that_is_none_is_refused(changes: dict[str, Any], part: str) -> None:

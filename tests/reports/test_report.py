@@ -112,15 +112,6 @@ def test_every_table_is_well_formed(kind: str) -> None:
         assert {cells(line) for line in lines} == {cells(lines[0])}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_paragraphs_and_headings_stand_apart_by_one_blank_line(kind: str) -> None:
-    report = render(*KINDS[kind])
-    assert "\n\n\n" not in report and report.endswith("\n") and not report.startswith("\n")
-    for heading in re.finditer(r"^#.*$", report, re.MULTILINE):
-        assert report[: heading.start()].endswith("\n\n")
-        assert report[heading.end() :].startswith("\n\n")
-
-
 def test_the_first_line_is_the_whole_promise() -> None:
     first = render(*KINDS["private"]).splitlines()[0]
     for part in (
@@ -240,13 +231,6 @@ def test_a_metric_without_a_value_says_why() -> None:
     report = render(CONFIG, private(), [BOTH[0], missing])
     assert "| bleu | 10.0000 | – |" in report
     assert "\nNot computed: bleu after fine-tuning (no texts).\n" in report
-
-
-def test_metrics_without_a_value_for_one_reason_stand_in_one_sentence() -> None:
-    why = {"bleu": "no texts", "meteor": "needs Java", "rouge_l": "no texts"}
-    report = render(CONFIG, private(), [entry("after", 1.0, metrics={}, not_computed=why)])
-    assert "\nNot computed: bleu, rouge_l (no texts).\n" in report
-    assert "\nNot computed: meteor (needs Java).\n" in report
 
 
 def test_where_nothing_was_scored_no_score_is_called_private() -> None:

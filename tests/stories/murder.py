@@ -1,7 +1,7 @@
 """Processes of ``dpft`` that are killed with SIGKILL, and what their folders show of the moment.
 
-Each is forked from a server that has imported dpft already: thirty imports of torch would take
-longer than thirty runs.
+Each is forked from a server that has imported all that a run imports (tests/stories/warm.py):
+thirty imports would take longer than thirty runs.
 """
 
 import importlib
@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,13 @@ AIMS: dict[str, tuple[str, str, Callable[..., None]]] = {
 """Moment to the function in whose place, at some call of it, the process kills itself."""
 
 
+def forking() -> ForkServerContext:
+    """Returns what forks processes from the warm server of this test worker."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.stories.warm"])
+    return context
+
+
 def start(root: Path, arguments: Sequence[str], *aim: Any) -> BaseProcess:
     """Starts ``dpft arguments`` in a process of its own; what it says goes to ``root/log``.
 
@@ -66,11 +74,7 @@ def start(root: Path, arguments: Sequence[str], *aim: Any) -> BaseProcess:
         arguments: Of the command.
         aim: One of ``AIMS`` and the number of the call, or neither.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [__name__, "dpft.cli.commands", "dpft.commands.train", "dpft.cli.hydra_app"]
-    )
-    process = context.Process(target=_command, args=(root, tuple(arguments), *aim))
+    process = forking().Process(target=_command, args=(root, tuple(arguments), *aim))
     process.start()
     return process
 

@@ -1,13 +1,16 @@
-"""``dpft`` in a process of its own, watched at every file that it opens to write or renames.
+"""``dpft`` in processes that are watched at every file that they open to write or rename.
 
-Run: ``python -m tests.stories.observed RECORD [--crash] SUBCOMMAND …``. RECORD gets a line for each
-fault that was seen at any moment: something in a run's private/ that others could read, or a marker
-in the temporary folder. With ``--crash`` the second step raises an error that quotes a
-record, with a note and a cause that do too.
+Run: ``python -m tests.stories.observed``; each line of its input is a JSON list of a name, perhaps
+``--crash``, and the words of a command. It is run in a process forked from this one, which has
+imported all of it, and its exit code is a line of the output. What it says is in NAME.said, and
+NAME.faults has a line for each fault that was seen at any moment: something in a run's private/
+that others could read, or a marker in the temporary folder. With ``--crash`` the second step raises
+an error that quotes a record, with a note and a cause that do too.
 """
 
 import json
 import os
+import signal
 import stat
 import sys
 from collections.abc import Iterator
@@ -15,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 MARKER = "Qzxmarker"
-"""That of ``tests.stories.tiny``, whose imports would take longer than a command."""
+"""That of ``tests.stories.tiny``."""
+SECONDS = 300
+"""After which a command that has not ended is killed."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -100,13 +105,27 @@ def _mode(path: Path) -> list[int]:
         return []
 
 
-if __name__ == "__main__":
-    record, *arguments = sys.argv[1:]
+def run_command(name: str, arguments: list[str]) -> None:
+    """Runs a command in this process, watched, to its end."""
+    from dpft.cli.main import main
+
+    said = os.open(f"{name}.said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(said, stream)
     os.umask(0)
-    watch(Path.cwd(), Path(record))
+    signal.alarm(SECONDS)
+    watch(Path.cwd(), Path(f"{name}.faults").absolute())
     if arguments[0] == "--crash":
         break_second_step()
         arguments = arguments[1:]
-    from dpft.cli.main import main
-
     sys.exit(main(arguments))
+
+
+if __name__ == "__main__":
+    import tests.stories.warm  # noqa: F401
+
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        if (process := os.fork()) == 0:
+            run_command(name, arguments)
+        print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)

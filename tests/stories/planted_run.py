@@ -1,8 +1,9 @@
 """The story of one private run on planted records: it crashes, is refused, goes on and is used.
 
-Told in this process in seconds, or in subprocesses with every library's folders their own.
+Told in this process in seconds, or in processes with every library's folders their own.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -27,7 +28,6 @@ HOMES = (
     "DPFT_CACHE", "TMPDIR",
 )  # fmt: skip
 """Environment variables that say where a library may write."""
-SECONDS = 300
 
 
 @dataclass(kw_only=True)
@@ -101,25 +101,30 @@ def told_in_processes(root: Path) -> Story:
     environment |= {"OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "1"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
 
-    def run(name: str, *arguments: str) -> None:
-        record = root / f"{name}.faults"
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.stories.observed", str(record), *arguments],
-            cwd=root, env=environment, capture_output=True, timeout=SECONDS, check=False,
-        )  # fmt: skip
-        story.said[name], story.codes[name] = done.stdout + done.stderr, done.returncode
-        assert record.with_suffix(".events").exists(), done.stderr
-        story.faults += record.read_text().splitlines()
+    command = [sys.executable, "-m", "tests.stories.observed"]
+    with subprocess.Popen(
+        command, cwd=root, env=environment, text=True, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as forking:  # fmt: skip
+        assert forking.stdin is not None and forking.stdout is not None
 
-    run("crash", "--crash", *RUN)
-    story.after_crash()
-    tell_the_end(story, run)
-    run("eval", "eval", "run=run", "output=json")
-    run("generate", "generate", "run=run", "prompts=prompts.jsonl", "decode.max_new_tokens=4")
-    run("report", "report", "run", "to=html", "file=compared.html")
-    run("account", "account", "run=run")
-    run("plan", "plan", *TRAINING, "train.steps=3")
-    run("doctor", "doctor")
+        def run(name: str, *arguments: str) -> None:
+            print(json.dumps([name, *arguments]), file=forking.stdin, flush=True)
+            story.codes[name] = int(forking.stdout.readline())
+            story.said[name] = (root / f"{name}.said").read_bytes()
+            assert (root / f"{name}.events").exists(), story.said[name]
+            story.faults += (root / f"{name}.faults").read_text().splitlines()
+
+        run("crash", "--crash", *RUN)
+        story.after_crash()
+        tell_the_end(story, run)
+        run("eval", "eval", "run=run", "output=json")
+        run("generate", "generate", "run=run", "prompts=prompts.jsonl", "decode.max_new_tokens=4")
+        run("report", "report", "run", "to=html", "file=compared.html")
+        run("account", "account", "run=run")
+        run("plan", "plan", *TRAINING, "train.steps=3")
+        run("doctor", "doctor")
+        forking.stdin.close()
     return story
 
 

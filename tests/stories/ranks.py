@@ -1,4 +1,4 @@
-"""Processes of torchrun: started for a story, found by their numbers, killed and outlived."""
+"""Processes of one run: of torchrun, found by their numbers, killed and outlived, or forked."""
 
 import os
 import signal
@@ -8,9 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import dpft
+from dpft.cli.main import main
+from tests.stories.murder import forking
 
 SECONDS = 240
 """After which processes that do nothing are taken for hung."""
@@ -66,6 +70,63 @@ def by_hand(rank: int, port: int, size: int = 2) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+
+
+def fork_ranks(root: Path, words: Sequence[str], *more: Any, target: Any = None) -> list[Any]:
+    """Starts the two ranks of ``dpft words``; each says what it says to ``root/log-RANK``.
+
+    Args:
+        root: Where they run.
+        words: Of the command.
+        more: Arguments of ``target``.
+        target: What each is to do instead of ``run_rank``.
+    """
+    context, port = forking(), free_port()
+    ranks: list[Any] = [
+        context.Process(target=target or run_rank, args=(root, words, rank, port, *more))
+        for rank in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    return ranks
+
+
+def run_rank(root: Path, words: Sequence[str], rank: int, port: int) -> None:
+    """Runs ``dpft words`` as one rank, to its end."""
+    become_rank(root, rank, port)
+    raise SystemExit(main(list(words)))
+
+
+def become_rank(root: Path, rank: int, port: int) -> None:
+    """Gives this process the variables, the folder and the log of a rank."""
+    os.chdir(root)
+    os.environ.update(by_hand(rank, port))
+    log = os.open(f"log-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+
+
+def join(ranks: Sequence[BaseProcess], seconds: float = SECONDS) -> list[int | None]:
+    """Returns how processes end; none of them outlives the call."""
+    end = time.monotonic() + seconds
+    for process in ranks:
+        process.join(max(0.0, end - time.monotonic()))
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    return codes
+
+
+def logs(root: Path) -> str:
+    """Returns what forked ranks said."""
+    return "\n".join((root / f"log-{rank}").read_text() for rank in range(2))
+
+
+def run_ranks(root: Path, *words: str) -> str:
+    """Runs ``dpft words`` in two forked ranks, to its end; returns what they say."""
+    codes = join(fork_ranks(root, words))
+    assert codes == [0, 0], logs(root)
+    return logs(root)
 
 
 def children(pid: int) -> list[int]:

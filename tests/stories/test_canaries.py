@@ -101,8 +101,8 @@ def test_exposure_is_by_repetition_with_a_control(workspace: Workspace) -> None:
 @pytest.mark.parametrize(
     ("audit", "says"),
     [
-        ("one_run", "needs a run with canaries, got one with audit.canaries=0; train it anew"),
-        ("exposure", "needs a run with canaries that are repeated, got one with"),
+        ("one_run", "Try: audit.canaries=1000"),
+        ("exposure", "Try: audit.exposure_canaries=5"),
     ],
 )
 def test_a_run_without_canaries_is_refused(workspace: Workspace, audit: str, says: str) -> None:
@@ -118,7 +118,7 @@ def test_a_run_whose_coins_are_gone_says_what_can_still_be_done(workspace: Works
     done = audited(workspace, "run", "one_run")
     aside.rename(path)
     assert done.code == 2
-    assert "must hold the run's 12 canaries and their coins, got 0; without them" in done.err
+    assert "canaries.json" in done.err and "12" in done.err
 
 
 @pytest.mark.parametrize("audit", ["one_run", "exposure"])
@@ -137,7 +137,7 @@ def test_canaries_that_the_runs_key_does_not_make_are_refused(
     done = audited(workspace, "run", audit)
     path.write_text(content)
     assert done.code == 3
-    assert "canaries.json holds other canaries or coins than" in done.err
+    assert "canaries.json" in done.err
     assert "Traceback" not in done.err
 
 
@@ -157,7 +157,7 @@ def test_scores_of_a_step_that_are_missing_are_refused(workspace: Workspace) -> 
     done = audited(workspace, "run", "one_run")
     path.write_text(content)
     assert done.code == 2
-    assert "must hold scores of all 2 steps, got 1" in done.err
+    assert "all 2 steps, got 1" in done.err
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_scores_of_a_step_that_are_missing_are_refused(workspace: Workspace) -> 
             ("audit.canaries=4", "audit.white_box=true", "method=lora"),
             "trains the input",
         ),
-        (("audit.canaries=400",), "canaries and their copies must be no more than the examples"),
+        (("audit.canaries=400",), "audit.outnumber=true"),
         (
             (
                 "audit.exposure_canaries=1",
@@ -181,7 +181,7 @@ def test_scores_of_a_step_that_are_missing_are_refused(workspace: Workspace) -> 
         *(
             (
                 ("audit.exposure_canaries=1", f"audit.vocabulary={v}", f"audit.suffix_words={s}"),
-                f"suffixes, which must be 20 to 1e+07, got {v} ** {s}; 10 ** 5 is usual",
+                f"must be 20 to 1e+07, got {v} ** {s}.",
             )
             for v, s in ((2, 4), (100, 4))
         ),
@@ -196,9 +196,9 @@ def test_canaries_that_cannot_be_are_refused(workspace: Workspace, words, says) 
 
 def test_synthetic_text_and_the_other_audits_keep_to_themselves(workspace: Workspace) -> None:
     done = workspace.run("audit", "run=run", "audit=synthetic")
-    assert (done.code, "needs synthetic=FILE, got none" in done.err) == (2, True)
+    assert (done.code, "synthetic=FILE" in done.err) == (2, True)
     done = workspace.run("audit", "run=run", "audit=one_run", "synthetic=x.jsonl")
-    assert (done.code, "synthetic=FILE is for audit=synthetic" in done.err) == (2, True)
+    assert (done.code, "audit=one_run" in done.err) == (2, True)
 
 
 def test_a_run_without_privacy_may_have_canaries_and_says_that_it_is_not_private(

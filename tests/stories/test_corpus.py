@@ -82,7 +82,7 @@ def test_a_file_that_is_not_text_is_named_by_line_and_nothing_is_spent(
 def test_a_text_file_has_no_column_to_be_a_unit(workspace: Workspace) -> None:
     unit = ("privacy.unit=who", "privacy.records_per_unit=2")
     sentence = workspace.refusal("train", *TRAINING, "task.data_dir=texts", *unit)
-    assert "notes.txt, line 1: a text file has no columns" in sentence
+    assert "notes.txt, line 1: privacy.unit" in sentence
 
 
 def test_a_model_of_hidden_spans_is_scored_and_fills_the_gaps_of_a_users_texts(
@@ -115,4 +115,4 @@ def test_a_model_of_hidden_spans_is_scored_and_fills_the_gaps_of_a_users_texts(
     first, second = row["fills"]
     assert first and second
     assert row["text"] == f"this {first} was a {second} play"
-    assert "goes on from texts with gaps" in workspace.refusal("generate", "run=run", "num=3")
+    assert "task=corpus" in workspace.refusal("generate", "run=run", "num=3")

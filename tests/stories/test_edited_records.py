@@ -90,7 +90,6 @@ def test_a_model_that_the_run_did_not_release_is_refused(
     path.write_bytes(content)
     outcome = workspace.run(*COMMANDS[command])
     assert (outcome.code, outcome.out) == (3, ""), outcome.err
-    assert "model must hold the model that the run released" in outcome.err
     assert "(1 tensors differ, the first is " in outcome.err
-    with pytest.raises(StateError, match="must hold the model that the run released"):
+    with pytest.raises(StateError, match="1 tensors differ"):
         open_run(copy)

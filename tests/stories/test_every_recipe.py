@@ -43,7 +43,7 @@ from dpft.config.load import config_directory
 from dpft.models.source import EMBEDDED_MODEL
 from tests.data import made_images as made
 from tests.models import small
-from tests.slowness import slow, slow_but
+from tests.slowness import slow_but
 from tests.stories.tiny import Workspace, own_entries
 
 ROWS, SCORED = 64, 6
@@ -427,34 +427,20 @@ def test_a_recipe_is_planned_by_its_public_numbers_without_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["train", *slow(("plan",))])
-@pytest.mark.parametrize(
-    ("recipe", "words", "said"),
-    [
-        ("li2022_sst2", ["train.epochs=-3"], "must be above 0, got -3"),
-        ("li2022_e2e_lora", ["method.rank=0"], "must be at least 1, got 0"),
-        *slow(
-            (
-                "e2e_tiny",
-                ["train.expected_batch_size=9000", "task.source=embedded"],
-                "must be at most",
-            ),
-        ),
-    ],
-)
-def test_a_bad_value_of_a_recipes_key_is_one_sentence(
-    workspace: Workspace, command: str, recipe: str, words: list[str], said: str
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_a_batch_beyond_the_records_of_a_recipe_is_refused_by_its_key(
+    workspace: Workspace, command: str
 ) -> None:
-    refused = workspace.refusal(command, f"experiment={recipe}", "privacy.eps=3", *words)
-    key = words[0].partition("=")[0]
-    assert refused.startswith(f"{key} {said}") and "\n" not in refused
+    words = ("privacy.eps=3", "task.source=embedded", "train.expected_batch_size=9000")
+    said = workspace.refusal(command, "experiment=e2e_tiny", *words)
+    assert said.startswith("train.expected_batch_size ") and "9000" in said
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["train", *slow(("plan",))])
+@pytest.mark.parametrize("command", ["train", "plan"])
 def test_public_numbers_that_are_far_apart_are_refused_before_a_record_is_read(
     workspace: Workspace, command: str
 ) -> None:
     words = ("task=sst2", "model=roberta-base", "privacy.eps=3")
     said = workspace.refusal(command, *words, "privacy.num_examples=150000")
-    assert "67349" in said and "150000" in said and "leave it out" in said
+    assert "privacy.num_examples" in said and "67349" in said and "150000" in said

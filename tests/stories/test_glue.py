@@ -224,24 +224,24 @@ def test_infilling_with_a_bare_encoder_is_refused(
 
 SST2 = setting("sst2", "bert")
 BAD = [
-    (SST2, "task.template='<S1> It was great .'", ["task.template must hold [MASK] once"]),
+    (SST2, "task.template='<S1> It was great .'", ["task.template", "[MASK]"]),
     (SST2, "task.label_words.positive=unlikely", ["'unlikely'", "'un' + '##likely'"]),
-    (SST2, "task.label_words.positive=Terrible", ["'terrible' and 'Terrible'", "share one"]),
-    (SST2, "eval.split=test", ["test.jsonl, line 1", "label -1", "eval.split=validation"]),
+    (SST2, "task.label_words.positive=Terrible", ["terrible", "Terrible"]),
+    (SST2, "eval.split=test", ["test.jsonl, line 1", "-1", "eval.split=validation"]),
     (SST2, "task.data_dir=bad", ["bad/train.jsonl, line 2", "0 (negative), 1 (positive)"]),
-    (setting("mnli", "bert"), "task.data_dir=sst2", ["sst2", "lacks the column premise"]),
+    (setting("mnli", "bert"), "task.data_dir=sst2", ["sst2", "premise"]),
     (setting("sst2", "t5"), CLS, ["task.objective=cls", "seq2seq", "infilling"]),
     *slow(
-        (SST2, "task.template='<S1> <S2> [MASK]'", ["task.template", "unknown field <S2>"]),
-        (SST2, "task.causal_template='[MASK] <S1>'", ["task.causal_template must end with [MASK]"]),
-        (SST2, "task.label_words.positive=terrible", ["task.label_words must be different"]),
-        (SST2, "task.objective=ranking", ["task.objective must be one of infilling, cls"]),
-        (SST2, "model.pooling=max", ["model.pooling must be mean | null"]),
-        (SST2, "task.max_length=5", ["task.max_length must leave room"]),
+        (SST2, "task.template='<S1> <S2> [MASK]'", ["task.template", "<S2>"]),
+        (SST2, "task.causal_template='[MASK] <S1>'", ["task.causal_template", "[MASK]"]),
+        (SST2, "task.label_words.positive=terrible", ["task.label_words"]),
+        (SST2, "task.objective=ranking", ["task.objective", "infilling", "cls"]),
+        (SST2, "model.pooling=max", ["model.pooling", "mean"]),
+        (SST2, "task.max_length=5", ["task.max_length"]),
         (SST2, "task.max_length=65", ["task.max_length", "64 positions"]),
-        (SST2, "task.data_dir=hidden", ["hidden/train.jsonl, line 1", "label -1"]),
-        (SST2, "train.transfer_sample_rate_from=sst", ["'sst'", "did you mean sst2?"]),
-        (SST2, "train.transfer_sample_rate_from=warp", ["must name a task, got 'warp'"]),
+        (SST2, "task.data_dir=hidden", ["hidden/train.jsonl, line 1", "-1"]),
+        (SST2, "train.transfer_sample_rate_from=sst", ["'sst'", "from=sst2"]),
+        (SST2, "train.transfer_sample_rate_from=warp", ["warp"]),
         (setting("sst2", "gpt2"), "task.label_words.positive=unlikely", ["'unlikely'"]),
     ),
 ]
@@ -265,7 +265,8 @@ def test_bad_input_is_refused_in_one_sentence_before_anything_is_written(
 @pytest.mark.slow
 def test_one_part_must_be_chosen_for_a_file_of_labels(workspace: Workspace) -> None:
     arguments = ("task=mnli", "task.data_dir=mnli", "predictions=labels.txt")
-    assert "task.split_parts.validation=[PART]" in workspace.refusal("eval", *arguments)
+    refused = workspace.refusal("eval", *arguments)
+    assert "task.split_parts.validation=[validation_matched]" in refused
     (workspace.root / "mnli.txt").write_text("neutral\nnonsense\n")
     part = "task.split_parts.validation=[validation_matched]"
     sentence = workspace.refusal("eval", *arguments[:2], "predictions=mnli.txt", part)

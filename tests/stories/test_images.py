@@ -199,13 +199,13 @@ def test_views_follow_the_seed_of_a_test_and_nothing_else(workspace: Workspace) 
     ("words", "says"),
     [
         ((*RUNS["digits"], "task.image_size=9"), "task.image_size must be 8"),
-        (("task=digits", "model=tiny", "task.source=embedded"), "classifier of images"),
+        (("task=digits", "model=tiny", "task.source=embedded"), "model=vit-base"),
         (("task=e2e", "task.source=embedded", "model=vit-tiny"), "language model"),
         (("task=digits", "model=vit-tiny", "task.labels=[a,b]"), "label must be one of"),
         (("task=images", "task.data_dir=own", *SMALL), "needs task.labels"),
         (
             ("task=images", "task.data_dir=none", "task.labels=[a,b]", *SMALL),
-            "holds no train split",
+            "has no train split",
         ),
         ((*RUNS["digits"], "audit.canaries=5"), "canaries are words"),
         (

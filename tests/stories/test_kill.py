@@ -9,23 +9,14 @@ import pytest
 from tests.stories.murder import AIMS, SECONDS, kill_after_a_step, moment, start
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, unnamed
 
-STEPS = 200
 RUN = (
-    *TRAINING, f"train.steps={STEPS}", "train.checkpoint_every=3", "train.num_threads=1",
+    *TRAINING, "train.checkpoint_every=3", "train.num_threads=1",
     "privacy.noise_multiplier=1", "privacy.noise_seed=3", *EVALUATION,
 )  # fmt: skip
-ANY_TIME, EACH_AIM = 10, 3
 AFTER_TRAINING = ("inside the evaluation", "inside the report")
 WHILE_TRAINING = [aim for aim in AIMS if aim not in AFTER_TRAINING and "waiting" not in aim]
-"""With ``ANY_TIME``: 10 + 6 x 3 + 2 = 30 murders."""
-
-
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """A workspace with a finished run ``whole``."""
-    made = make_workspace(tmp_path_factory.mktemp("kill"))
-    go(made, *RUN, "hydra.run.dir=whole")
-    return made
+MURDERS = {"ten": (60, 1, 2), "thirty": (200, 3, 10)}
+"""Steps, murders of each aim while training, and those at any time: 6 of these and 2 after it."""
 
 
 def go(workspace: Workspace, *arguments: str) -> None:
@@ -60,11 +51,18 @@ def test_a_killed_run_of_adafactor_and_its_schedule_ends_in_the_same_bits(
 
 
 @pytest.mark.slow
-def test_trust_rule_9_a_run_survives_thirty_murders_bit_by_bit(workspace: Workspace) -> None:
+@pytest.mark.parametrize("number", MURDERS)
+def test_trust_rule_9_a_run_survives_ten_or_thirty_murders_bit_by_bit(
+    tmp_path_factory: pytest.TempPathFactory, number: str
+) -> None:
+    workspace = make_workspace(tmp_path_factory.mktemp("kill"))
+    steps, each_aim, any_time = MURDERS[number]
+    run = (*RUN, f"train.steps={steps}")
+    go(workspace, *run, "hydra.run.dir=whole")
     moments, folder, found = random.Random(7), workspace.root / "killed", Counter[str]()
-    aims = [*WHILE_TRAINING * EACH_AIM, *[""] * ANY_TIME]
+    aims = [*WHILE_TRAINING * each_aim, *[""] * any_time]
     moments.shuffle(aims)
-    arguments = [*RUN, "hydra.run.dir=killed"]
+    arguments = [*run, "hydra.run.dir=killed"]
     for aim in [*aims, *AFTER_TRAINING]:
         at = (aim, 1 if aim in AFTER_TRAINING else moments.randint(2, 6)) if aim else ()
         process = start(workspace.root, ["train", *arguments], *at)

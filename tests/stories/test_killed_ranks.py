@@ -3,7 +3,6 @@
 The processes are started without torchrun, which would end the other rank itself.
 """
 
-import multiprocessing
 import os
 import random
 import signal
@@ -20,8 +19,7 @@ from dpft.cli.main import main
 from dpft.parallel.ranks import Ranks
 from dpft.run_folder import CHECKPOINTS
 from dpft.training.checkpoint import checkpoints
-from tests.stories.murder import SECONDS
-from tests.stories.ranks import MINUTE, by_hand, free_port
+from tests.stories.ranks import MINUTE, become_rank, fork_ranks, join, logs
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, unnamed
 
 pytestmark = pytest.mark.slow
@@ -39,25 +37,13 @@ Kill = tuple[int, int, str]
 
 
 def start(root: Path, words: tuple[str, ...], kill: Kill | None = None) -> list[BaseProcess]:
-    """Starts the two ranks of ``dpft words``; each says what it says to ``root/log-RANK``."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "dpft.cli.commands", "dpft.commands.train"])
-    port = free_port()
-    processes = [
-        context.Process(target=command, args=(root, words, rank, port, kill)) for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    return processes
+    """Starts the two ranks of ``dpft words``, of which one may be killed."""
+    return fork_ranks(root, words, kill, target=command)
 
 
 def command(root: Path, words: tuple[str, ...], rank: int, port: int, kill: Kill | None) -> None:
     """Runs ``dpft words`` as one rank, and leaves how many collectives there were."""
-    os.chdir(root)
-    os.environ.update(by_hand(rank, port))
-    log = os.open(f"log-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for stream in (1, 2):
-        os.dup2(log, stream)
+    become_rank(root, rank, port)
     calls = count_collectives(rank, kill)
     code = main(list(words))
     Path(f"collectives-{rank}").write_text(str(len(calls)))
@@ -95,29 +81,14 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def join(processes: list[BaseProcess], seconds: float = SECONDS) -> list[int | None]:
-    """Returns how the processes end; none of them outlives the call."""
-    end = time.monotonic() + seconds
-    for process in processes:
-        process.join(max(0.0, end - time.monotonic()))
-    codes = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
-    return codes
-
-
-def logs(root: Path) -> str:
-    return "\n".join((root / f"log-{rank}").read_text() for rank in range(2))
-
-
 @pytest.fixture(scope="module", params=["parallel=ddp", "parallel=fsdp"])
 def finished(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Workspace, str]:
     """A workspace with a finished run ``whole`` of two ranks, and their strategy."""
     made = make_workspace(tmp_path_factory.mktemp("killed"))
-    codes = join(start(made.root, (*RUN, request.param, "hydra.run.dir=whole")))
-    assert codes == [0, 0], logs(made.root)
+    words = (*RUN, request.param, "hydra.run.dir=whole")
+    assert join(start(made.root, words)) == [0, 0], logs(made.root)
     return made, request.param
 
 

@@ -1,7 +1,6 @@
 """A synthesis that is killed with SIGKILL between any two writes: its noise is drawn once."""
 
 import hashlib
-import multiprocessing
 import os
 import signal
 from collections import Counter
@@ -97,11 +96,8 @@ def go(
     root: Path, arguments: tuple[str, ...], kill_at: int = 0, until: str | None = None
 ) -> int | None:
     """Returns the exit code of a command; minus nine: it was killed."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [__name__, "dpft.cli.commands", "dpft.synthesis.command", "dpft.cli.hydra_app"]
-    )
-    process = context.Process(target=_counting, args=(root, arguments, kill_at, until, noise()))
+    given = (root, arguments, kill_at, until, noise())
+    process = murder.forking().Process(target=_counting, args=given)
     process.start()
     process.join(murder.SECONDS)
     return process.exitcode

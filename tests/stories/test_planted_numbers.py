@@ -46,13 +46,13 @@ def test_no_planted_number_comes_through_under_privacy_and_one_does_without(
     """The one of 50 copies is what an ordinary model repeats, so that the test can fail."""
     rows, numbers = planted()
     private = dpft.synthesize(
-        rows, WORDS, schema=SCHEMA, privacy={"eps": 8, "unit": "customer"}, num=200,
+        rows, WORDS, schema=SCHEMA, privacy={"eps": 8, "unit": "customer"}, num=60,
         condition=["city"], folder=tmp_path / "private",
     )  # fmt: skip
     assert private.statement.private is True and private.statement.num_examples == ROWS
     assert came_through(private, numbers) == []
     ordinary = dpft.synthesize(
-        rows, [*WORDS, "privacy=none"], schema=SCHEMA, num=200, condition=["city"],
+        rows, [*WORDS, "privacy=none"], schema=SCHEMA, num=60, condition=["city"],
         folder=tmp_path / "open",
     )  # fmt: skip
     assert numbers[0] in came_through(ordinary, numbers)

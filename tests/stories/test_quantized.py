@@ -100,7 +100,7 @@ def test_a_merged_export_writes_what_the_run_computes(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["method=full"], "got method=full, which moves them; set model.quantization=none"),
+        (["method=full"], "got method=full. Try: model.quantization=none"),
         (["model.init=random"], "model.quantization=nf4 needs model.init=pretrained, got random"),
     ],
 )

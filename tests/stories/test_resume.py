@@ -137,7 +137,7 @@ def test_trust_rule_9_other_records_or_settings_are_refused(
     config.write_text(text.replace("max_grad_norm: 0.1", "max_grad_norm: 0.2"))
     outcome = workspace.run("train", "resume=bound")
     assert outcome.code == 2
-    assert "another phases" in outcome.err
+    assert "the phases of its plan" in outcome.err
     config.write_text(text)
     assert workspace.run("train", "resume=bound").code == 0
 

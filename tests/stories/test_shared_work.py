@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.stories.ranks import SECONDS, started, torchrun
+from tests.stories.ranks import run_ranks
 from tests.stories.tiny import (
     EVALUATION,
     STEPS,
@@ -30,11 +30,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None)
 
 def shared(workspace: Workspace, *words: str) -> str:
     """Runs a command in two processes; returns what they say together."""
-    with started(workspace.root, torchrun([*words, "parallel=ddp"])) as process:
-        code = process.wait(SECONDS)
-    said = (workspace.root / "log").read_text()
-    assert code == 0, said
-    return said
+    return run_ranks(workspace.root, *words, "parallel=ddp")
 
 
 def test_scores_of_two_processes_are_those_of_one(workspace: Workspace) -> None:

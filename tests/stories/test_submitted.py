@@ -90,7 +90,7 @@ def test_a_second_start_by_hand_is_refused(workspace: Workspace) -> None:
     said = go(workspace, *RUN, *TOGETHER, "hydra.sweep.dir=whole", code=2)
     assert f"the job of {ledger.parent} ended with 2 and says why in " in said
     log = Path(said.partition("says why in ")[2].split()[0])
-    assert "go on with it by dpft train resume=" in log.read_text()
+    assert "dpft train resume=" in log.read_text()
     assert ledger.read_bytes() == before
 
 
@@ -98,12 +98,12 @@ def test_tasks_that_would_each_spend_are_refused(workspace: Workspace) -> None:
     words = [*RUN, TOGETHER[0], "hydra.sweep.dir=apart"]
     go(workspace, *words, code=2)
     sweep = workspace.root / "apart"
-    assert said_by_tasks(sweep).count("parallel=none is one process, got 2 of them") == 1
+    assert said_by_tasks(sweep).count("parallel=none runs in one process") == 1
     assert not (sweep / "0").exists()
 
 
 def test_jobs_at_once_keep_their_bill_and_the_worst_exit_code(workspace: Workspace) -> None:
-    words = [*RUN, "hydra.sweep.dir=many", "train.steps=2", "train.seed=1,2,-1"]
+    words = [*RUN, "hydra.sweep.dir=many", "train.steps=2", "train.seed=-1,1"]
     said = go(workspace, *words, code=2)
     assert said.count("dpft account runs=") == 1
     assert said.count("ended with 2 and says why in ") == 1
@@ -121,5 +121,7 @@ def test_trust_rule_8_the_log_of_an_evaluation_has_no_private_score(workspace: W
     )
     assert "private/metrics.json" in logs and "private: not covered" not in logs
     assert [v for v in after["metrics"].values() if f"{v:.4f}" in logs or repr(v) in logs] == []
-    said = go(workspace, "eval", *words)
+    alone = workspace.run("eval", *words)
+    assert alone.code == 0, alone.err
+    said = alone.out + alone.err
     assert all(f"{value:.4f}" in said for value in after["metrics"].values())

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpft.errors import InputError
 from dpft.privacy.mechanisms.histogram import noisy_counts
 from dpft.synthesis.histogram import Condition, cell_shares, rows_per_cell
 from dpft.synthesis.schema import schema_of
+from tests.rejections import rejects
 
 CONTENT: dict[str, Any] = {
     "columns": {
@@ -74,24 +74,22 @@ def test_the_histogram_alone_spends_its_share_at_all_of_delta() -> None:
 
 
 @pytest.mark.parametrize(
-    "names, said",
+    "names, value",
     [
-        (["age"], "type category or boolean, got 'age'"),
-        (["nothing"], "got 'nothing'"),
-        (["city", "city"], "each column once"),
-        (["many", "some"], "at most 100000 cells, got 900000; drop a"),
-        (["city", "smoker", "some", "many", "age"], "type category or boolean"),
+        (["age"], "age"),
+        (["nothing"], "nothing"),
+        (["city", "city"], ["city", "city"]),
+        (["many", "some"], 900_000),
     ],
 )
-def test_a_condition_that_cannot_be_is_refused(names: list[str], said: str) -> None:
-    with pytest.raises(InputError) as refused:
+def test_a_condition_that_cannot_be_is_refused(names: list[str], value: object) -> None:
+    with rejects("condition", value):
         Condition.of(SCHEMA, names)
-    assert said in str(refused.value)
 
 
 def test_a_histogram_of_noise_alone_is_refused_by_public_numbers() -> None:
     many = Condition.of(SCHEMA, ["many"])
-    with pytest.raises(InputError, match="all noise; name fewer"):
+    with rejects("condition"):
         many.plan(eps=8, share=0.05, delta=1e-5, num_examples=10_000)
     assert many.plan(eps=8, share=0.05, delta=1e-5, num_examples=1_000_000).cells == 9000
 

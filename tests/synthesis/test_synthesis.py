@@ -23,6 +23,7 @@ from dpft.reports.privacy_json import PrivateRun, read_privacy
 from dpft.strict_model import read_model
 from dpft.synthesis import command, generate, plan, records
 from dpft.synthesis.histogram import Condition
+from tests.rejections import rejects
 from tests.slowness import slow, slow_but
 from tests.stories.tiny import make_workspace
 from tests.synthesis.tables import CITIES, SCHEMA, visitors, write_csv
@@ -272,7 +273,7 @@ def test_the_ledgers_line_is_there_before_noise_is_drawn(
     """A crash in between leaves it spent: noise is not drawn a second time."""
     begun(data, tmp_path / "run", monkeypatch, command, "noisy_counts")
     assert read_ledger(tmp_path / "run/ledger.jsonl").steps == 1
-    with pytest.raises(StateError, match="epsilon was spent, and noise is not drawn twice"):
+    with pytest.raises(StateError, match="counts.json"):
         dpft.synthesize(overrides=[f"resume={tmp_path / 'run'}"])
     assert not (tmp_path / "run/counts.json").exists()
 
@@ -302,11 +303,10 @@ def _begun_training(folder: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Any, str]] = {
-    "counts and ledger are gone": (_begun_training, "noise is not drawn twice"),
-    "a count is another": (lambda f: _counts(f, lambda c: c.__setitem__(0, 9.0)), "is not what"),
-    "a count is gone": (lambda f: _counts(f, lambda c: c.pop()), "is not what"),
-    "the ledger is gone": (lambda f: (f / "ledger.jsonl").unlink(), "is gone"),
-    "the key is gone": (lambda f: (f / "private/table_key").unlink(), "is gone or damaged"),
+    "counts and ledger are gone": (_begun_training, "counts.json"),
+    "a count is another": (lambda f: _counts(f, lambda c: c.__setitem__(0, 9.0)), "counts.json"),
+    "the ledger is gone": (lambda f: (f / "ledger.jsonl").unlink(), "ledger.jsonl"),
+    "the key is gone": (lambda f: (f / "private/table_key").unlink(), "table_key"),
 }
 
 
@@ -316,10 +316,10 @@ CHANGES: dict[str, tuple[Any, str]] = {
 def test_what_was_changed_in_between_is_refused(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    change, said = CHANGES[what]
+    change, file = CHANGES[what]
     begun(data, tmp_path / "run", monkeypatch, command, "train")
     change(tmp_path / "run")
-    with pytest.raises(StateError, match=said):
+    with pytest.raises(StateError, match=file):
         dpft.synthesize(overrides=[f"resume={tmp_path / 'run'}"])
 
 
@@ -333,7 +333,7 @@ def test_other_rows_are_refused_when_it_goes_on(
     rows = visitors()
     rows[3]["age"] = "55" if rows[3]["age"] != "55" else "56"
     write_csv(copied, rows)
-    with pytest.raises(InputError, match="resume needs the table"):
+    with rejects("resume"):
         dpft.synthesize(overrides=[f"resume={tmp_path / 'run'}"])
 
 
@@ -344,14 +344,15 @@ def test_a_finished_synthesis_without_its_ledger_is_refused(
     for name in ("ledger.jsonl", "training/ledger.jsonl"):
         folder = shutil.copytree(made.folder, tmp_path / name.replace("/", "-"))
         (folder / name).unlink()
-        with pytest.raises(StateError, match="ledger.jsonl is gone"):
+        with pytest.raises(StateError, match="ledger.jsonl"):
             dpft.synthesize(overrides=[f"resume={folder}"])
 
 
 @pytest.mark.slow
 def test_another_synthesis_in_the_folder_is_refused(made: dpft.Synthesized, data: Path) -> None:
-    with pytest.raises(InputError, match="go on with it by dpft synthesize resume="):
+    with rejects("hydra.run.dir", str(made.folder)) as faults:
         dpft.synthesize(data, QUICK, privacy={"eps": EPS}, folder=made.folder)
+    assert "resume=" in faults[0].hint
 
 
 @pytest.mark.slow
@@ -380,24 +381,22 @@ def test_without_a_condition_training_has_all_of_epsilon(
 
 
 BAD: dict[str, tuple[Mapping[str, Any], str]] = {
-    "no schema": ({"schema": None, "data": "other.csv"}, "schema=draft"),
-    "num is 0": ({"num": 0}, "num must be at least 1"),
-    "a unit that is no column": ({"unit": "patient"}, "must be a column of the schema"),
-    "a condition of texts": ({"condition": ["note"]}, "type category or boolean"),
-    "all noise": ({"condition": ["city"], "share": 0.001}, "all noise"),
-    "an ending": ({"to": "rows.xls"}, "to must end in"),
-    "a folder that is none": ({"to": "nowhere/rows.csv"}, "to must be in a folder that exists"),
-    "a form of another kind": ({"form": "xml"}, "form must be object | array"),
-    "noise in place of eps": ({"eps": None, "noise_multiplier": 1}, "needs privacy.eps"),
-    "a text that counts nothing": ({"text_weight": 0}, "text_weight must be above 0"),
-    "a share of everything": ({"share": 1}, "privacy.share must be below 1"),
-    "no room in the model": ({"room": 400}, "has room for 128; lower max_tokens"),
-    "invalid of another kind": ({"invalid": "drop"}, "invalid must be error | missing | skip"),
-    "a file that is none": ({"data": "nowhere.csv", "schema": None}, "data must be the file"),
-    "a schema that is none": ({"schema": "x.yaml"}, "schema must be a file"),
-    "adapters of no layer": ({"method": "lora", "model.lora_targets": ["nowhere"]}, "nowhere"),
-    "an ending of the data": ({"data": "notes.xlsx"}, "data must be the file of a table (.csv"),
-    "a batch above the data": ({"batch": 100}, "expected_batch_size must be at most"),
+    "no schema": ({"schema": None, "data": "other.csv"}, "schema"),
+    "num is 0": ({"num": 0}, "num"),
+    "a unit that is no column": ({"unit": "patient"}, "privacy.unit"),
+    "a condition of texts": ({"condition": ["note"]}, "condition"),
+    "all noise": ({"condition": ["city"], "share": 0.001}, "condition"),
+    "an ending": ({"to": "rows.xls"}, "to"),
+    "a folder that is none": ({"to": "nowhere/rows.csv"}, "to"),
+    "noise in place of eps": ({"eps": None, "noise_multiplier": 1}, "privacy.eps"),
+    "no room in the model": ({"room": 400}, "model"),
+    "a schema that is none": ({"schema": "x.yaml"}, "schema"),
+    "adapters of no layer": (
+        {"method": "lora", "model.lora_targets": ["nowhere"]},
+        "method.targets",
+    ),
+    "an ending of the data": ({"data": "notes.xlsx"}, "data"),
+    "a batch above the data": ({"batch": 100}, "train.expected_batch_size"),
 }
 
 
@@ -413,7 +412,7 @@ BAD: dict[str, tuple[Mapping[str, Any], str]] = {
 def test_bad_input_is_one_sentence_before_noise_is_drawn(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    changed, said = BAD[what]
+    changed, key = BAD[what]
     monkeypatch.setattr(command, "noisy_counts", broken)
     monkeypatch.setattr(command, "train", broken)
     given = dict(changed)
@@ -428,12 +427,11 @@ def test_bad_input_is_one_sentence_before_noise_is_drawn(
                               if k in given}}  # fmt: skip
     privacy = {key: value for key, value in privacy.items() if value is not None}
     words = [*QUICK[:3], f"train.expected_batch_size={given.pop('batch', 8)}"]
-    with pytest.raises(InputError) as refused:
+    with rejects(key):
         dpft.synthesize(
             path, words, schema=given.pop("schema", schema), privacy=privacy,
             folder=tmp_path / "run", **given,
         )  # fmt: skip
-    assert said in str(refused.value)
     assert not (tmp_path / "run").exists()
 
 
@@ -442,7 +440,7 @@ def test_a_unit_cannot_take_the_place_of_what_is_learned(tmp_path: Path) -> None
     """Its values, which are never learned, would be the training's targets."""
     rows = [{**row, "__row__": row["customer_id"]} for row in visitors()]
     schema = {"columns": {**SCHEMA["columns"], "__row__": {"type": "id"}}}
-    with pytest.raises(InputError, match="must be a column of the schema"):
+    with rejects("privacy.unit", "__row__"):
         dpft.synthesize(rows, QUICK, schema=schema, privacy={"eps": EPS, "unit": "__row__"},
                         folder=tmp_path / "run")  # fmt: skip
     assert not (tmp_path / "run").exists()
@@ -455,23 +453,22 @@ def test_what_decoding_lacks_is_refused_before_anything_is_spent(
 ) -> None:
     monkeypatch.setattr(command, "noisy_counts", broken)
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(InputError, match="needs llguidance, which is not installed"):
+    with rejects() as faults:
         dpft.synthesize(
             data, QUICK, privacy={"eps": EPS}, condition=["city"], folder=tmp_path / "run"
         )
+    assert faults[0].hint == "pip install 'dpft[synthesis]'"
     assert not (tmp_path / "run").exists()
 
 
 TABLES: dict[str, tuple[bytes, str]] = {
-    "ragged": (b"city,age\nRome,42,x\n", "a cell that holds commas; mend the row"),
-    "latin-1": ("city,age\nRome,42\nZ\u00fcrich,42\n".encode("latin-1"), "line 3: not UTF-8"),
-    "a header of duplicates": (b"city,age,age\nRome,42,43\n", "two columns have one name"),
-    "three rows": (b"city,age\n" + 3 * b"Rome,42\n", "at least 20 rows, got 3"),
-    "a header alone": (b"city,age\n", "at least 20 rows, got none"),
-    "nothing": (b"", "at least 20 rows, got none"),
-    "a column too few": (b"city\nRome\n", "add age to the data or drop it"),
-    "a column too many": (b"city,age,phone\nRome,42,1\n", "phone: {type: drop}"),
-    "a value outside": (b"city,age\nRome,42\nRome,17\n", "line 3: the column age must be from"),
+    "ragged": (b"city,age\nRome,42,x\n", "{}, line 2"),
+    "latin-1": ("city,age\nRome,42\nZ\u00fcrich,42\n".encode("latin-1"), "{}, line 3"),
+    "three rows": (b"city,age\n" + 3 * b"Rome,42\n", "data"),
+    "nothing": (b"", "data"),
+    "a column too few": (b"city\nRome\n", "columns"),
+    "a column too many": (b"city,age,phone\nRome,42,1\n", "columns"),
+    "a value outside": (b"city,age\nRome,42\nRome,17\n", "age"),
 }
 
 
@@ -481,15 +478,15 @@ TABLES: dict[str, tuple[bytes, str]] = {
 def test_a_bad_table_is_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    content, said = TABLES[what]
+    content, key = TABLES[what]
     monkeypatch.setattr(command, "train", broken)
     (tmp_path / "t.csv").write_bytes(content)
     schema = {"columns": {"city": {"type": "category", "values": CITIES},
                           "age": {"type": "integer", "minimum": 18, "maximum": 99}}}  # fmt: skip
-    with pytest.raises(InputError) as refused:
+    with rejects(key.format(tmp_path / "t.csv")) as faults:
         dpft.synthesize(tmp_path / "t.csv", QUICK, schema=schema, privacy={"eps": EPS},
                         folder=tmp_path / "run")  # fmt: skip
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert len(faults) == 1
     assert not (tmp_path / "run").exists()
 
 
@@ -546,7 +543,7 @@ def test_a_table_of_no_row_is_said_and_not_written(
     none = generate.Drawn(rows=(), unparsed=0, rejected={"rule age > 98": 72})
     monkeypatch.setattr(command, "train", lambda *_, **__: None)
     monkeypatch.setattr(command, "generate_rows", lambda *_: none)
-    with pytest.raises(RunError, match="none of 12 rows kept the schema's rules in 6 attempts"):
+    with pytest.raises(RunError, match="12 rows .* 6 attempts"):
         dpft.synthesize(data, QUICK, privacy={"eps": EPS}, folder=tmp_path / "run", num=12)
     assert not (tmp_path / "run/synthetic.csv").exists()
 
@@ -580,7 +577,7 @@ def test_files_and_answer_are_as_their_schemas_have_them(
 def test_a_restart_by_slurm_must_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise it would pay for a second histogram and a second training."""
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    with pytest.raises(InputError, match="separate epsilon; .*resume"):
+    with pytest.raises(InputError, match="resume"):
         dpft.synthesize([{"city": "Rome"}], schema={"columns": {}}, privacy={"eps": 3})
 
 
@@ -604,7 +601,7 @@ def test_a_draft_lies_in_private_and_says_what_to_do(
 def test_a_table_that_is_not_there_is_said_before_any_model_is_looked_for(tmp_path: Path) -> None:
     schema = tmp_path / "rows.schema.yaml"
     schema.write_text("columns: {city: {type: category, values: [Oslo, Rome]}}\n")
-    with pytest.raises(InputError, match="data must be the file of a table .*gone.csv"):
+    with rejects("data", str(tmp_path / "gone.csv")):
         dpft.synthesize(
             tmp_path / "gone.csv", ["model=local", "model.path=gone"], schema=schema,
             privacy={"eps": EPS}, folder=tmp_path / "run",

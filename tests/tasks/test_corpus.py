@@ -1,8 +1,8 @@
 import pytest
 
-from dpft.errors import InputError
 from dpft.tasks.base import CorpusForm, Example
 from dpft.tasks.corpus import CorpusTask
+from tests.rejections import rejects
 
 
 def corpus(**settings: object) -> CorpusTask:
@@ -44,18 +44,6 @@ def test_the_record_says_what_is_hidden_and_how_text_files_are_read():
     assert document.unit_definition.startswith("text file as a whole, or row of ")
     assert line.corpus_form == CorpusForm(column="text", by_document=False)
     assert document.corpus_form == CorpusForm(column="text", by_document=True)
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"record_kind": "page"}, "record"),
-        ({"text_column": " "}, "text"),
-    ],
-)
-def test_a_bad_setting_is_refused_by_its_key(settings, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        corpus(**settings)
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -104,7 +92,7 @@ def test_gaps_are_filled_in_order_and_prompt_and_fills_stand_beside_the_text() -
     assert task.record(row, "<extra_id_0> red <extra_id_1>  <extra_id_2> x") is None
     assert task.record(row, "red pub") is None
     for text in ("no gap", "three ___", ""):
-        with pytest.raises(InputError, match=r"at least one gap .* written ____ \(four"):
+        with rejects("text"):
             task.prompt({"text": text})
 
 
@@ -114,5 +102,5 @@ def test_a_beginning_is_written_on_after_a_blank() -> None:
         whole = {"prompt": given, "text": "The Inn is a pub."}
         assert task.record({"text": given}, "is a pub.") == whole
     assert task.record({"text": "The"}, " ") is None
-    with pytest.raises(InputError, match="text must not be blank"):
+    with rejects("text"):
         task.prompt({"text": " "})

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from dpft.data.sources import load_examples
-from dpft.errors import InputError
 from dpft.evaluation.evaluate import group_examples
 from dpft.tasks import dart
-from dpft.tasks.base import TASKS, Example
+from dpft.tasks.base import Example
 from dpft.tasks.dart import DartTask
+from tests.rejections import rejects
 
 TASK = DartTask(name="dart")
 TRIPLES = [["Mars Hill College", "JOINED", "1973"], ["Mars Hill College", "TYPE", " Private "]]
@@ -58,32 +58,26 @@ def test_a_text_that_is_null_leaves_no_target_and_no_reference():
 
 
 @pytest.mark.parametrize(
-    ("tripleset", "annotations", "reason"),
+    ("tripleset", "annotations", "key"),
     [
-        (SECRET, [], "tripleset must be a list of triples; a .csv file"),
-        ([], [], r"\[subject, predicate, object\], at least one"),
-        ([SECRET], [], "each triple must be a list of texts"),
-        ([[SECRET, "IS"]], [], r"\[subject, predicate, object\]"),
-        ([[SECRET, "IS", "a", "b"]], [], r"\[subject, predicate, object\]"),
-        ([[SECRET, "IS", 3]], [], "each value of each triple must be text"),
-        ([[SECRET, "IS", "\ud800"]], [], "each value of each triple must be text"),
-        (TRIPLES, SECRET, "annotations must be a list of objects"),
-        (TRIPLES, [SECRET], "annotations must be a list of objects"),
-        (TRIPLES, [], "annotations must hold at least one"),
-        (TRIPLES, [{"txt": SECRET}], "each value of annotations must have a text"),
-        (TRIPLES, [{"text": [SECRET]}], "text in annotations must be text"),
+        (SECRET, [], "tripleset"),
+        ([], [], "tripleset"),
+        ([SECRET], [], "each triple"),
+        ([[SECRET, "IS"]], [], "tripleset"),
+        ([[SECRET, "IS", 3]], [], "each value of each triple"),
+        ([[SECRET, "IS", "\ud800"]], [], "each value of each triple"),
+        (TRIPLES, SECRET, "annotations"),
+        (TRIPLES, [SECRET], "annotations"),
+        (TRIPLES, [], "annotations"),
+        (TRIPLES, [{"txt": SECRET}], "annotations"),
+        (TRIPLES, [{"text": [SECRET]}], "text in annotations"),
     ],
 )
-def test_a_row_of_another_shape_is_refused_without_being_quoted(tripleset, annotations, reason):
-    with pytest.raises(InputError, match=reason) as caught:
+def test_a_malformed_row_is_rejected_without_being_quoted(tripleset, annotations, key):
+    with rejects(key) as faults:
         TASK.examples({"tripleset": tripleset, "annotations": annotations})
-    assert SECRET not in str(caught.value)
-    assert "\ud800" not in str(caught.value)
-
-
-def test_the_task_is_found_by_its_name_and_says_what_a_record_is():
-    assert TASKS.named("dart") is DartTask
-    assert TASK.unit_definition.startswith("pair of a tripleset and a text")
+    assert SECRET not in repr(faults)
+    assert "\ud800" not in repr(faults)
 
 
 REAL = Path(os.environ.get("DPFT_DATA", Path(__file__).parents[3] / "shared" / "data")) / "dart"

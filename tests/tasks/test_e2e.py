@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from dpft.errors import InputError
 from dpft.tasks import e2e
-from dpft.tasks.base import TASKS, Example
+from dpft.tasks.base import Example
 from dpft.tasks.e2e import E2ETask, linearise
+from tests.rejections import rejects
 
 RECORD = (
     "name[The Punter], eatType[restaurant], food[Indian], priceRange[£20-25],"
@@ -27,10 +27,6 @@ def test_a_record_is_linearised_as_in_table_11_of_li_et_al():
         "name : The Punter | Type : restaurant | food : Indian | price : £20-25"
         " | customer rating : high | area : riverside | family friendly : no | near : Café Rouge"
     )
-
-
-def test_fields_keep_their_own_order():
-    assert linearise("area[riverside], name[Aromi]") == "area : riverside | name : Aromi"
 
 
 def test_an_example_is_prompt_with_separator_target_and_group():
@@ -62,21 +58,10 @@ def test_encoding_faults_are_mended_as_by_the_official_reader(broken, mended):
     assert E2ETask(name="e2e").repair(broken) == mended
 
 
-def test_a_mended_record_joins_the_group_of_the_intact_one():
-    task = E2ETask(name="e2e")
-    broken = RECORD.replace("£", "Â£").replace("é", "Ã©")
-    assert task.examples(row(broken))[0] == task.examples(row(RECORD))[0]
-
-
 @pytest.mark.parametrize(
     "record", ["", "secret", "name[secret", "name secret]", "[secret]", "name[secret] area[x]"]
 )
 def test_a_malformed_record_is_refused_without_being_quoted(record):
-    with pytest.raises(InputError, match=r"field\[value\]") as caught:
-        E2ETask(name="e2e").examples(row(record))[0]
-    assert "secret" not in str(caught.value)
-
-
-def test_the_task_is_found_by_its_name():
-    assert "e2e" in TASKS.entries()
-    assert TASKS.named("e2e") is E2ETask
+    with rejects("meaning_representation") as faults:
+        E2ETask(name="e2e").examples(row(record))
+    assert "secret" not in repr(faults)

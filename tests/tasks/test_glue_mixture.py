@@ -9,9 +9,9 @@ from omegaconf import OmegaConf
 
 from dpft.config.hydra_compose import compose
 from dpft.data.sources import has_split, load_examples
-from dpft.errors import InputError
 from dpft.evaluation.evaluate import Evaluation, mean_of
 from dpft.tasks.glue_mixture import GlueMixture
+from tests.rejections import rejects
 from tests.tasks.test_conf import CONF, built
 
 ROWS = {
@@ -85,7 +85,7 @@ def test_parts_are_each_tasks_own(folder: Path) -> None:
     )  # fmt: skip
     assert len(load_examples(task, "mnli_validation_mismatched")) == 2
     assert has_split(task, "validation") and not has_split(task, "test")
-    with pytest.raises(InputError, match="A split is one of"):
+    with rejects():
         load_examples(task, "validation")
 
 
@@ -109,16 +109,16 @@ def test_the_mean_counts_every_part_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "key"),
     [
-        ({"tasks": {}}, "at least one task of GLUE"),
-        ({"tasks": {"wnli": {}}}, "must name tasks of GLUE, .*got 'wnli'"),
-        ({"tasks": {"sst2": {"labels": ["a", "b"]}}}, "sst2 must have text_columns and labels"),
-        ({"mixture_limit": 0}, "task.mixture_limit must be at least 1"),
+        ({"tasks": {}}, "task.tasks"),
+        ({"tasks": {"wnli": {}}}, "task.tasks"),
+        ({"tasks": {"sst2": {"labels": ["a", "b"]}}}, "task.tasks.sst2"),
+        ({"mixture_limit": 0}, "task.mixture_limit"),
     ],
 )
-def test_what_is_no_mixture_is_refused(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_an_invalid_mixture_is_rejected(changes: dict[str, Any], key: str) -> None:
+    with rejects(key):
         mixture(**changes)
 
 
@@ -133,5 +133,5 @@ def test_a_private_run_leaves_no_row_out_for_those_before_it() -> None:
         if privacy == "privacy=none":
             load(composed.values, TrainCommand)
             continue
-        with pytest.raises(InputError, match="mixture_limit=5 needs privacy=none"):
+        with rejects("task.mixture_limit"):
             load(composed.values, TrainCommand)

@@ -7,10 +7,9 @@ import pytest
 from dpft.constants import IGNORED_LABEL
 from dpft.data.sources import load_examples
 from dpft.data.tokenization import cut_prompts, cuttable_prompts, tokenize
-from dpft.errors import InputError
-from dpft.tasks.base import TASKS
 from dpft.tasks.personachat import TOKENS, PersonaChatTask
 from tests.data.conftest import letter_tokenizer
+from tests.rejections import rejects
 
 TASK = PersonaChatTask(name="personachat")
 PERSONA = ["i surf.", "i bake."]
@@ -29,11 +28,6 @@ def test_the_replier_is_speaker2_and_the_turns_before_alternate():
     assert (made.lead, made.separator) == ("<persona>i surf. i bake.", "<speaker2>")
     assert made.cut_start
     assert made.target == "fine"
-
-
-def test_the_gold_reply_is_the_last_candidate():
-    (made,) = TASK.examples({**row(["a"]), "candidates": ["wrong", "also wrong", "gold"]})
-    assert made.target == "gold"
 
 
 def test_a_first_turn_of_silence_has_no_words_and_is_left_out():
@@ -117,54 +111,38 @@ def test_an_empty_reply_has_no_label():
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "key"),
     [
-        ({"personality": SECRET}, "personality must be a list of texts; a .csv file"),
-        ({"personality": [3]}, "each value of personality must be text"),
-        ({"history": None}, "history must be a list of texts"),
-        ({"history": [[SECRET]]}, "each value of history must be text"),
-        ({"history": ["\ud800"]}, "each value of history must be text"),
-        ({"candidates": SECRET}, "candidates must be a list of texts"),
-        ({"candidates": []}, "candidates must hold the gold reply"),
-        ({"candidates": [None]}, "each value of candidates must be text"),
-        ({"utterances": SECRET}, "utterances must be a list of objects"),
-        ({"utterances": [SECRET]}, "utterances must be a list of objects"),
-        ({"utterances": [{"history": [SECRET]}]}, "utterance 1: needs history and candidates"),
-        (
-            {
-                "utterances": [
-                    {"history": [], "candidates": ["a"]},
-                    {"history": 1, "candidates": []},
-                ]
-            },
-            "utterance 2: candidates must hold",
-        ),
+        ({"personality": SECRET}, "personality"),
+        ({"personality": [3]}, "each value of personality"),
+        ({"history": None}, "history"),
+        ({"history": [[SECRET]]}, "each value of history"),
+        ({"history": ["\ud800"]}, "each value of history"),
+        ({"candidates": SECRET}, "candidates"),
+        ({"candidates": []}, "candidates"),
+        ({"candidates": [None]}, "each value of candidates"),
+        ({"utterances": SECRET}, "utterances"),
+        ({"utterances": [SECRET]}, "utterances"),
+        ({"utterances": [{"history": [SECRET]}]}, "utterances"),
+        ({"utterances": [{"history": 1, "candidates": []}]}, "utterances"),
     ],
 )
-def test_a_row_of_another_shape_is_refused_without_being_quoted(change, reason):
-    with pytest.raises(InputError, match=reason) as caught:
+def test_a_malformed_row_is_rejected_without_being_quoted(change, key):
+    with rejects(key) as faults:
         TASK.examples({**row([SECRET]), **change})
-    assert SECRET not in str(caught.value)
+    assert SECRET not in repr(faults)
 
 
-def test_a_row_without_the_columns_of_either_shape_is_refused_by_line(tmp_path):
-    line = f'{{"personality": ["{SECRET}"], "history": []}}\n'
-    (tmp_path / "train.jsonl").write_text(line)
-    task = TASK.replace(data_dir=str(tmp_path))
-    with pytest.raises(
-        InputError, match=r"train.jsonl, line 1: needs history and candid"
-    ) as caught:
-        load_examples(task, "train")
-    assert SECRET not in str(caught.value)
-    (tmp_path / "train.jsonl").write_text('{"history": [], "candidates": ["a"]}\n')
-    with pytest.raises(InputError, match="line 1: lacks the column personality"):
-        load_examples(task, "train")
-
-
-def test_a_file_that_is_not_utf8_is_refused_by_line(tmp_path):
-    (tmp_path / "train.jsonl").write_bytes(b'\n{"personality": ["\xff"]}\n')
-    with pytest.raises(InputError, match=r"line 2: not UTF-8"):
+@pytest.mark.parametrize(
+    "line",
+    [f'{{"personality": ["{SECRET}"], "history": []}}', '{"history": [], "candidates": ["a"]}'],
+)
+def test_a_row_without_the_columns_of_either_shape_is_rejected_by_line(tmp_path, line):
+    (tmp_path / "train.jsonl").write_text(line + "\n")
+    with rejects() as faults:
         load_examples(TASK.replace(data_dir=str(tmp_path)), "train")
+    assert "train.jsonl, line 1" in str(faults[0])
+    assert SECRET not in repr(faults)
 
 
 def test_columns_may_have_other_names(tmp_path):
@@ -175,16 +153,6 @@ def test_columns_may_have_other_names(tmp_path):
     task = TASK.replace(data_dir=str(tmp_path), column_aliases=aliases)
     (made,) = load_examples(task, "train")
     assert made.prompt == "<persona>i surf.<speaker1>a<speaker2>"
-
-
-def test_a_history_of_fewer_than_no_turns_is_refused():
-    with pytest.raises(ValueError, match=r"task.max_history must be null .* got -1"):
-        PersonaChatTask(name="personachat", max_history=-1)
-
-
-def test_the_task_is_found_by_its_name_and_says_what_a_record_is():
-    assert TASKS.named("personachat") is PersonaChatTask
-    assert TASK.unit_definition.startswith("utterance with its persona and history")
 
 
 REAL = Path(os.environ.get("DPFT_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -2,9 +2,9 @@ import doctest
 
 import pytest
 
-from dpft.errors import InputError
 from dpft.tasks import templates
-from dpft.tasks.templates import ColumnTemplate, Template, list_of, objects_of, text_of, texts_of
+from dpft.tasks.templates import ColumnTemplate, Template, objects_of, text_of, texts_of
+from tests.rejections import rejects
 
 
 def filled(text: str, *texts: str) -> str:
@@ -51,24 +51,19 @@ def test_whether_the_answer_continues_the_text(template, ends):
 
 
 @pytest.mark.parametrize(
-    ("template", "parts"),
+    "template",
     [
-        ("<S1> It was great .", ["must hold [MASK] once", "0 times"]),
-        ("<S1> [MASK] [MASK]", ["must hold [MASK] once", "2 times"]),
-        ("It was [MASK]", ["must hold <S1> once", "0 times"]),
-        ("<S1> <S1> [MASK]", ["must hold <S1> once", "2 times"]),
-        ("<S1> <S2> [MASK]", ["may name <S1> and [MASK]", "the unknown field <S2>"]),
-        ("<S1> <mask>", ["the unknown field <mask>"]),
-        ("<s1> [MASK]", ["the unknown field <s1>"]),
-        ("", ["must hold <S1> once"]),
+        "<S1> It was great .",
+        "<S1> [MASK] [MASK]",
+        "It was [MASK]",
+        "<S1> <S2> [MASK]",
+        "<S1> <mask>",
+        "",
     ],
 )
-def test_a_bad_template_is_refused_by_its_key(template, parts):
-    with pytest.raises(InputError) as caught:
+def test_a_bad_template_is_rejected_by_its_key(template):
+    with rejects("task.other_template", template):
         Template.parse(template, texts=1, key="task.other_template")
-    sentence = str(caught.value)
-    assert sentence.startswith("task.other_template ")
-    assert [part for part in parts if part not in sentence] == [], sentence
 
 
 def parse(text: str) -> ColumnTemplate:
@@ -102,11 +97,9 @@ def test_numbers_are_written_as_json_has_them_and_texts_as_they_are(value, writt
 
 @pytest.mark.parametrize("value", [None, float("nan"), ["secret"], {"secret": 1}, b"secret"])
 def test_a_value_that_is_neither_text_nor_number_is_refused_and_not_quoted(value):
-    with pytest.raises(
-        InputError, match="the column a, which task.text names, (holds n|is empty)"
-    ) as caught:
+    with rejects("a") as faults:
         parse("{a}").fill({"a": value})
-    assert "secret" not in str(caught.value)
+    assert "secret" not in repr(faults)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +107,7 @@ def test_a_value_that_is_neither_text_nor_number_is_refused_and_not_quoted(value
     ["{a", "a}", "{}", "{a.b}", "{a[0]}", "{a!r}", "{a:>9}", "{a:{b}}", "{ }", "no column"],
 )
 def test_anything_but_columns_in_braces_is_refused_with_the_key(template):
-    with pytest.raises(InputError, match="task.text m"):
+    with rejects("task.text", template):
         parse(template)
 
 
@@ -175,23 +168,16 @@ def test_a_row_is_blank_where_no_column_says_anything():
     assert not parse("<{a}{b}>").is_blank({"a": " ", "b": 0})
 
 
-def test_values_of_the_right_shape_are_returned():
-    assert text_of("é", "x") == "é"
-    assert texts_of(["a", ""], "x") == ("a", "")
-    assert objects_of([{"a": 1}], "x") == ({"a": 1},)
-    assert list_of([1], "x", "numbers") == [1]
-
-
 @pytest.mark.parametrize("value", [None, 1, ["secret"], b"secret", "secret\ud800"])
 def test_what_is_no_text_is_refused_without_being_quoted(value):
-    with pytest.raises(InputError, match=r"^reply must be text") as caught:
+    with rejects("reply") as faults:
         text_of(value, "reply")
-    assert "secret" not in str(caught.value)
+    assert "secret" not in repr(faults)
 
 
 @pytest.mark.parametrize("check", [texts_of, objects_of])
 @pytest.mark.parametrize("value", [None, "secret", {"secret": 1}, [["secret"]], [3]])
 def test_what_is_no_such_list_is_refused_without_being_quoted(check, value):
-    with pytest.raises(InputError, match="turns must be") as caught:
+    with rejects() as faults:
         check(value, "turns")
-    assert "secret" not in str(caught.value)
+    assert "secret" not in repr(faults)

@@ -1,24 +1,19 @@
-"""What a run that goes on is compared by: its plan, its environment, its promises."""
+"""What a checkpoint holds, and the environment that a resumed run is compared by."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from dpft.errors import InputError, StateError
-from dpft.privacy.accounting.calibration import Calibration
-from dpft.privacy.plan import PrivacyPlan
+from dpft.errors import StateError
 from dpft.run_folder import KEYS, STATE, WEIGHTS
-from dpft.strict_model import as_json, parse
 from dpft.training import checkpoint
 from dpft.training.checkpoint import (
     BoundRun,
     checkpoints,
     delete_generator_states,
     environment,
-    promises,
     read_checkpoint,
     restore_checkpoint,
     save_checkpoint,
@@ -32,10 +27,10 @@ from dpft.training.optimizers import (
     SchedulerConfig,
 )
 from dpft.training.training_state import TrainingState
+from tests.rejections import rejects
 from tests.slowness import slow_but
 from tests.training.toy import (
     plan,
-    privacy,
     take_steps,
     tiny_model,
     training_set,
@@ -140,24 +135,24 @@ def test_one_flipped_byte_is_found(tmp_path, name):
     content = bytearray((path / name).read_bytes())
     content[-1] ^= 1
     (path / name).write_bytes(content)
-    with pytest.raises(StateError, match="damaged") as error:
+    with pytest.raises(StateError, match=name) as error:
         restore_checkpoint(path, state)
     assert error.value.exit_code == 3
 
 
-def test_an_incomplete_checkpoint_is_refused(tmp_path):
-    state = state_after()
-    path = save_checkpoint(tmp_path / "checkpoints", 0, state)
-    (path / STATE).unlink()
-    with pytest.raises(StateError, match="not a complete checkpoint"):
-        restore_checkpoint(path, state)
+@pytest.mark.parametrize("text", [None, "[" * 200_000, "", "[]", '{"step": Infinity}'])
+def test_a_checkpoint_with_a_damaged_state_is_rejected(tmp_path, text):
+    path = save_checkpoint(tmp_path / "checkpoints", 0, state_after())
+    (path / STATE).unlink() if text is None else (path / STATE).write_text(text)
+    with pytest.raises(StateError, match=str(path)):
+        read_checkpoint(path)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     path = save_checkpoint(tmp_path / "checkpoints", 0, state_after())
     other = state_after()
     other.model.extra = torch.nn.Linear(2, 2)
-    with pytest.raises(StateError, match="another model"):
+    with pytest.raises(StateError, match=str(path)):
         restore_checkpoint(path, other)
 
 
@@ -165,9 +160,8 @@ def test_a_checkpoint_of_another_form_is_refused_by_its_version(tmp_path):
     path = save_checkpoint(tmp_path / "checkpoints", 0, state_after())
     text = (path / STATE).read_text()
     (path / STATE).write_text(text.replace('"schema_version": 2', '"schema_version": 1'))
-    with pytest.raises(InputError, match="must be of schema_version 2, got 1") as error:
+    with rejects():
         read_checkpoint(path)
-    assert error.value.exit_code == 2
 
 
 def test_what_a_kill_left_of_a_checkpoint_of_another_step_is_removed(tmp_path):
@@ -188,37 +182,9 @@ def test_a_stray_name_is_no_checkpoint_and_stays(tmp_path):
     assert len(list(folder.iterdir())) == 5
 
 
-@pytest.mark.parametrize("text", ["[" * 200_000, "", "[]", '{"step": Infinity}'])
-def test_a_refused_checkpoint_says_the_way_out(tmp_path, text):
-    state = state_after()
-    path = save_checkpoint(tmp_path / "checkpoints", 0, state)
-    (path / STATE).write_text(text)
-    with pytest.raises(
-        StateError, match="is not a complete checkpoint: .*; put the checkpoint back"
-    ):
-        read_checkpoint(path)
-    path = save_checkpoint(tmp_path / "checkpoints", 0, state)
-    (path / WEIGHTS).write_bytes(b"")
-    with pytest.raises(StateError, match="recorded one; put the .*, or move its folder away"):
-        read_checkpoint(path)
-
-
-CALIBRATION = Calibration(accountant="rdp", epsilon=2.99, grid="all orders")
-
-
-@pytest.mark.parametrize("calibration", [None, CALIBRATION])
-def test_a_plan_that_went_through_json_is_the_same_plan(calibration: Calibration | None) -> None:
-    planned = plan().replace(calibration=calibration)
-    assert parse(as_json(planned), PrivacyPlan) == planned
-
-
 def surroundings(**changed: Any) -> dict[str, Any]:
     options = {"engine": "rows", "settings": ("adamw",), **changed}
     return environment(training_set(options.pop("size", 4)), **options)
-
-
-def test_the_same_environment_is_the_same_and_ready_for_json() -> None:
-    assert json.loads(json.dumps(surroundings())) == surroundings()
 
 
 @pytest.mark.parametrize(
@@ -263,17 +229,3 @@ def test_precision_and_micro_batches_are_of_the_environment() -> None:
     padded = replace(whole, layout=replace(whole.layout, pad_to_multiple_of=8))
     other = environment(padded, engine="rows")
     assert {each for each in first if first[each] != other[each]} == {"padded_to"}
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "name"),
-    [
-        ("noise_seed", 1, "reproducible"),
-        ("show_diagnostics", True, "show_diagnostics"),
-    ],
-)
-def test_each_promise_rests_on_its_own_key(key: str, value: Any, name: str) -> None:
-    kept = promises(privacy(seed=None))
-    changed = promises(privacy(seed=None).replace(**{key: value}))
-    assert set(kept) == set(checkpoint.PROMISES) and checkpoint.PROMISES[name] == f"privacy.{key}"
-    assert {each for each in kept if kept[each] != changed[each]} == {name}

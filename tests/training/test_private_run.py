@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpft.errors import InputError, StateError
+from dpft.errors import StateError
 from dpft.privacy.engine import PrivacyEngine
 from dpft.privacy.journal import KnownLedger, read_run_ledger
 from dpft.privacy.ledger import first_line, hash_of, read_ledger
@@ -18,6 +18,7 @@ from dpft.run_folder import KEYS
 from dpft.training import loop as loop_module
 from dpft.training.checkpoint import check_promises, find_resume_point
 from tests.privacy.test_ledger import as_before
+from tests.rejections import rejects
 from tests.slowness import slow_but
 from tests.training.killed_runs import MOMENTS, Killed, go, go_on, kill, killed, on_call, same
 from tests.training.toy import plan, privacy, session, tiny_model, train_ordinarily
@@ -156,9 +157,8 @@ def test_trust_rule_4_what_the_report_says_of_a_run_is_what_it_began_with(tmp_pa
     kill(tmp_path / "run", "after the update")
     resume_point = find_resume_point(tmp_path / "run")
     check_promises(resume_point, privacy())
-    with pytest.raises(ValueError, match=f"got another privacy.{key}; put") as error:
+    with rejects(f"privacy.{key}"):
         check_promises(resume_point, privacy().replace(**{key: value}))
-    assert error.value.exit_code == 2
 
 
 @pytest.mark.slow
@@ -265,7 +265,7 @@ def test_trust_rule_9_a_ledger_that_lost_two_lines_of_its_journal_is_refused(tmp
     folder = kill(tmp_path / "run", "after the update")
     ledger = folder / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:3]))
-    with pytest.raises(StateError, match="has 4 noisy steps and the ledger 2"):
+    with pytest.raises(StateError, match="4 .* 2"):
         find_resume_point(folder)
 
 
@@ -278,7 +278,7 @@ def test_trust_rule_4_the_first_checkpoint_is_whole_before_the_ledgers_first_lin
     line = first_line(known.run_id, known.plan, known.clipper).text
     assert known.ledger == KnownLedger(lines=1, head=hash_of(line), position=0)
     (folder / "ledger.jsonl").write_text(first_line("0" * 32, known.plan).text + "\n")
-    with pytest.raises(StateError, match="line 1: the ledger's head must be"):
+    with pytest.raises(StateError, match="line 1"):
         find_resume_point(folder)
     (folder / "ledger.jsonl").write_text(line + "\n")
     assert find_resume_point(folder).ledger.run_id == known.run_id
@@ -299,9 +299,8 @@ def test_a_run_of_an_earlier_version_does_not_go_on(tmp_path):
     """Its ledger has no plan."""
     folder = kill(tmp_path / "run", "after the update")
     as_before(folder / "ledger.jsonl")
-    with pytest.raises(InputError, match="one that dpft 0.3.0 or before wrote") as error:
+    with rejects():
         find_resume_point(folder)
-    assert error.value.exit_code == 2
 
 
 @pytest.mark.slow
@@ -311,7 +310,7 @@ def test_a_checkpoint_of_another_plan_is_refused(tmp_path):
     bound = found.checkpoint.run
     run = bound.replace(plan=bound.plan.replace(delta=1e-9))
     edited = replace(found, checkpoint=replace(found.checkpoint, run=run))
-    with pytest.raises(StateError, match="must be bound to the plan in the first line"):
+    with pytest.raises(StateError, match=str(found.checkpoint.path)):
         edited.plan()
     assert found.plan() == found.ledger.plan
 

@@ -128,7 +128,6 @@ def test_one_bit_that_differs_ends_the_run_on_every_rank(changed: str, at: int) 
     """The first rank says so, whoever's bit it is; the others say nothing."""
     first, *others = on_ranks(compared, 3, changed, at)
     assert (first[0], first[2]) == ("RunError", 1)
-    assert "no longer the same" in first[1] and "last checkpoint" in first[1]
     assert {each[::2] for each in others} == {("SaidElsewhere", 1)}
 
 

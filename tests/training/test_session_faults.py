@@ -104,25 +104,6 @@ def test_a_checkpoint_that_rank_0_cannot_write_ends_the_others_with_its_error(
     assert second == SAID_ELSEWHERE
 
 
-def overflows(ranks: Ranks, run: Training) -> tuple[str, str]:
-    """Returns what a run ends with whose weights are no longer finite, the same on every rank."""
-    finish_step = PrivacyEngine.finish_step
-
-    def finish_and_spoil(engine: PrivacyEngine) -> None:
-        finish_step(engine)
-        for parameter in engine._clipper.parameters:
-            parameter.grad.fill_(float("nan"))
-
-    PrivacyEngine.finish_step = finish_and_spoil
-    return ended_on(ranks, run)
-
-
-def test_weights_that_are_not_finite_are_said_by_the_first_alone(tmp_path: Path) -> None:
-    first, second = on_ranks(overflows, 2, Training(folder=tmp_path, case=LONG))
-    assert first[0] == "RunError" and "is not finite after step 1" in first[1]
-    assert second == SAID_ELSEWHERE
-
-
 def moves_before_a_full_disk(ranks: Ranks, run: Training) -> tuple[str, int]:
     """Returns what a run ends with whose second line cannot be written, and how often it moved."""
     record_step, check_weights = JournaledLedger.record_step, loop_module.check_weights

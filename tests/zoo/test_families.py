@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 import dpft.commands.train  # noqa: F401  as joblib
 from docs.tools.families import PAGE
-from tests.slowness import slow_but
+from tests.slowness import exhaustive_but, slow_but
 from tests.zoo.families import FAMILIES, IMAGE
 from tests.zoo.features import LACKS, POOLED, WORKS, tried
 from tests.zoo.methods import EXACT, METHOD_SETTINGS, method_result
@@ -44,8 +44,13 @@ def test_the_page_has_a_row_for_each_family() -> None:
     assert all(f"\n| {family.title} |" in page for family in FAMILIES.values())
 
 
+OF_CI = ("llama3", "qwen3_5", "mamba2", "bart", "vit")
+"""One each that attends, mixes attention with another layer, has none, encodes and sees."""
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_accounting")
-@pytest.mark.parametrize("name", slow_but((), FAMILIES))
+@pytest.mark.parametrize("name", exhaustive_but(OF_CI, FAMILIES))
 def test_every_command_works_or_names_the_limit(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     attempt = tried(family, tmp_path)

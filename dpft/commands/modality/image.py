@@ -55,12 +55,18 @@ def own_size(config: PretrainedConfig, place: str) -> int:
     """
     if config.model_type not in modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
         raise InputError(
-            f"the task needs a classifier of images, got {place} of model type {config.model_type};"
-            " choose one, such as model=vit-base."
+            f"The task needs an image classifier, but {place} has model type {config.model_type}.",
+            key="model",
+            value=config.model_type,
+            hint="model=vit-base",
         )
     _, sides = _made_for(config)
     if len(set(sides)) > 1:
-        raise InputError(f"the model must see square images, got {place}, made for {[*sides]}.")
+        raise InputError(
+            f"The model must take square images, but {place} takes images of size {[*sides]}.",
+            key="model",
+            value=sides,
+        )
     return sides[0] if sides else USUAL_SIZE
 
 
@@ -123,14 +129,19 @@ class ImageModality(Modality):
         has_positions = has_positions or bool(_timm_checkpoint(config).get("fixed_input_size"))
         if has_positions and sides and form.height != sides[0]:
             raise InputError(
-                f"task.image_size must be {sides[0]}, which the positions of the model are for, got"
-                f" {form.height}; leave it out."
+                f"task.image_size must be {sides[0]}, the size that the model's positions are for,"
+                f" got {form.height}. Remove the key.",
+                key="task.image_size",
+                value=form.height,
             )
         least = smallest_size(config)
         if form.height < least:
             raise InputError(
-                f"task.image_size must be at least {least}, of which the model's strides leave one"
-                f" number, got {form.height}; raise it, or choose a smaller model."
+                f"task.image_size must be at least {least}, the product of the model's strides, got"
+                f" {form.height}. Raise it, or choose a smaller model.",
+                key="task.image_size",
+                value=form.height,
+                hint=f"task.image_size={least}",
             )
 
     def processor(
@@ -185,7 +196,11 @@ class ImageModality(Modality):
         assert size is not None
         channels, _ = _made_for(architecture.read)
         if channels not in (GRAY, COLOR):
-            raise InputError(f"the model must see images of 1 or 3 channels, got {channels}.")
+            raise InputError(
+                f"The model must take images with 1 or 3 channels, got {channels}.",
+                key="model",
+                value=channels,
+            )
         return ImageForm(channels=channels, height=size, width=size)
 
 
@@ -198,7 +213,9 @@ def _for_channels(key: str, values: tuple[float, ...], channels: int) -> tuple[f
     if len(values) not in (1, channels):
         raise InputError(
             f"task.{key} must be one number, or one for each of the model's {channels} channels,"
-            f" got {len(values)}."
+            f" got {len(values)}.",
+            key=f"task.{key}",
+            value=values,
         )
     return values * channels if len(values) == 1 else values
 

@@ -49,8 +49,10 @@ def _room(positions: int, extra_positions: int) -> int:
     """Returns the positions left for a text, at least one."""
     if extra_positions >= positions:
         raise InputError(
-            f"method must take fewer than the model's {positions} positions for its prompt or"
-            f" prefix, got {extra_positions}; shorten it, or choose a model with more."
+            f"The prompt or prefix of the method must take fewer than the model's {positions}"
+            f" positions, got {extra_positions}. Shorten it, or choose a model with more.",
+            key="method",
+            value=extra_positions,
         )
     return positions - extra_positions
 
@@ -67,7 +69,10 @@ class TextModality(Modality):
             if kind == SEQ2SEQ:
                 raise InputError(
                     f"task.objective=cls needs an encoder or a causal model, got {name}, which is"
-                    " seq2seq; it answers with label words, task.objective=infilling."
+                    " seq2seq and answers with label words.",
+                    key="task.objective",
+                    value=task.objective,
+                    hint="task.objective=infilling",
                 )
             return Head(kind=CLASSIFIER, labels=() if task.is_score else task.labels)
         if isinstance(task, CorpusTask):
@@ -76,22 +81,31 @@ class TextModality(Modality):
         if isinstance(task, CustomChats) and kind != CAUSAL:
             raise InputError(
                 f"task.messages needs a causal model with a chat template, got {name}, which is"
-                f" {kind}."
+                f" {kind}.",
+                key="task.messages",
+                value=name,
             )
         if isinstance(task, SeqToSeqTask) and kind != SEQ2SEQ:
             raise InputError(
                 f"task={task.name} with task.objective=text2text needs a seq2seq model, got {name},"
-                f" which is {kind}; choose one, such as model=t5-small, or another task.objective."
+                f" which is {kind}. Choose another model or another task.objective.",
+                key="task.objective",
+                value=kind,
+                hint="model=t5-small",
             )
         if kind == MASKED:
             raise InputError(
-                f"task={task.name} needs a model that writes, causal or seq2seq, got {name},"
-                " which is a masked language model."
+                f"task={task.name} needs a generative model (causal or seq2seq), got {name}, which"
+                " is a masked language model.",
+                key="model",
+                value=name,
             )
         if isinstance(task, CustomTexts) and task.learn_prompt and kind != CAUSAL:
             raise InputError(
-                f"task.learn_prompt=true needs a causal model, got {name}, which is {kind}: it"
-                " reads its prompt and writes the target alone; drop it, or choose a causal model."
+                f"task.learn_prompt=true needs a causal model, got {name}, which is {kind} and"
+                " learns only the target. Remove the key, or choose a causal model.",
+                key="task.learn_prompt",
+                value=True,
             )
         return Head(kind=kind)
 
@@ -132,13 +146,18 @@ class TextModality(Modality):
             there = f"{room}, {there} less {extra_positions} that the method takes"
         if task.longest > room:
             raise InputError(
-                f"task.max_length must be at most {there}, got {task.longest}; set"
-                f" task.max_length={room}, or choose a model with more."
+                f"task.max_length must be at most {there}, got {task.longest}. Lower it, or choose"
+                " a model with more positions.",
+                key="task.max_length",
+                value=task.longest,
+                hint=f"task.max_length={room}",
             )
         if max_new_tokens is not None and max_new_tokens >= room:
             raise InputError(
-                f"decode.max_new_tokens must be below {there}, got {max_new_tokens}; lower it, or"
-                " choose a model with more."
+                f"decode.max_new_tokens must be below {there}, got {max_new_tokens}. Lower it, or"
+                " choose a model with more positions.",
+                key="decode.max_new_tokens",
+                value=max_new_tokens,
             )
 
     def processor(

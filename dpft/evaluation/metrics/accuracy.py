@@ -46,8 +46,10 @@ def check_classes(name: str, *columns: Sequence[float]) -> None:
     for value in (value for column in columns for value in column):
         if value != int(value):
             raise InputError(
-                f"task.metrics=[{name}] is for classes, whole numbers, got {value:g}; for scores"
-                " use pearson or spearman."
+                f"task.metrics=[{name}] compares classes, which are whole numbers, got {value:g}.",
+                key="task.metrics",
+                value=value,
+                hint="'task.metrics=[pearson,spearman]'",
             )
 
 

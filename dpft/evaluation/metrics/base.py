@@ -89,7 +89,7 @@ class MetricSpec:
 
 
 Score = TypeVar("Score", bound=Callable[..., float])
-METRICS: Registry[MetricSpec] = Registry("dpft.evaluation.metrics", key="each of task.metrics")
+METRICS: Registry[MetricSpec] = Registry("dpft.evaluation.metrics", key="task.metrics")
 """Every metric by name; a module of this package registers its own by ``metric``."""
 
 
@@ -131,8 +131,10 @@ def metric_specs(names: Sequence[str]) -> list[MetricSpec]:
         other = by_key.setdefault(spec.reported_as, spec.name)
         if other != spec.name or names.count(spec.name) > 1:
             raise InputError(
-                f"task.metrics must hold one metric for each key of metrics.json, got {other} and"
-                f" {spec.name} for {spec.reported_as}; leave one out."
+                f"task.metrics must contain one metric for each key of metrics.json, got {other}"
+                f" and {spec.name} for {spec.reported_as}. Remove one of them.",
+                key="task.metrics",
+                value=spec.name,
             )
     return specs
 

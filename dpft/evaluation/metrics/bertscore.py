@@ -103,8 +103,10 @@ def _encoder(folder: Path, layers: int | None) -> "tuple[nn.Module, PreTrainedTo
         layers = layers or best_layers(folder, config)
         if config.is_encoder_decoder or layers > config.num_hidden_layers:
             raise InputError(
-                f"{_KEY} must hold an encoder of at least {layers} layers, got {folder}"
-                f" ({config.model_type}, {config.num_hidden_layers} layers)."
+                f"{_KEY} must contain an encoder with at least {layers} layers, got {folder}"
+                f" ({config.model_type}, {config.num_hidden_layers} layers).",
+                key=_KEY,
+                value=str(folder),
             )
         tokenizer = _tokenizer(folder, config)
         model: nn.Module = AutoModel.from_pretrained(
@@ -112,7 +114,11 @@ def _encoder(folder: Path, layers: int | None) -> "tuple[nn.Module, PreTrainedTo
         )
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"{_KEY} must hold an encoder and its tokenizer: {reason}") from None
+        raise InputError(
+            f"{_KEY} must contain an encoder and its tokenizer: {reason}",
+            key=_KEY,
+            value=str(folder),
+        ) from None
     return model, tokenizer
 
 

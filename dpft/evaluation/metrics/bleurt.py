@@ -64,11 +64,17 @@ def _load(folder: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
         )
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"{_KEY} must hold a classifier and its tokenizer: {reason}") from None
+        raise InputError(
+            f"{_KEY} must contain a classifier and its tokenizer: {reason}",
+            key=_KEY,
+            value=str(folder),
+        ) from None
     if model.config.num_labels != 1:
         raise InputError(
-            f"{_KEY} must hold a classifier with one output, got {folder} with"
-            f" {model.config.num_labels}."
+            f"{_KEY} must contain a classifier with one output, got {folder} with"
+            f" {model.config.num_labels}.",
+            key=_KEY,
+            value=str(folder),
         )
     return model.to(best_device()).eval(), tokenizer
 

@@ -36,6 +36,9 @@ def f1(predicted: Sequence[float], gold: Sequence[float]) -> float:
     others = sorted({*predicted, *gold} - {0, 1})
     if others:
         raise InputError(
-            f"task.metrics=[f1] is for two classes, 0 and 1, got class {others[0]:g}; use accuracy."
+            f"task.metrics=[f1] needs two classes, 0 and 1, got class {others[0]:g}.",
+            key="task.metrics",
+            value=others[0],
+            hint="'task.metrics=[accuracy]'",
         )
     return float(f1_score(gold, predicted, labels=[1], average="macro", zero_division=0.0))

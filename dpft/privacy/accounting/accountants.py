@@ -71,6 +71,11 @@ def headline_order(accountant: str) -> tuple[str, ...]:
     """
     if accountant not in LEADING_ACCOUNTANTS:
         choices = ", ".join(LEADING_ACCOUNTANTS)
-        why = "; gdp is an estimate and is only shown beside them" if accountant == "gdp" else ""
-        raise InputError(f"privacy.accountant must be one of {choices}, got {accountant!r}{why}.")
+        why = ", which only estimates epsilon" if accountant == "gdp" else ""
+        raise InputError(
+            f"privacy.accountant must be one of {choices}, got {accountant!r}{why}.",
+            key="privacy.accountant",
+            value=accountant,
+            hint=f"privacy.accountant={LEADING_ACCOUNTANTS[0]}",
+        )
     return (accountant, *(name for name in LEADING_ACCOUNTANTS if name != accountant))

@@ -177,8 +177,11 @@ def calibrate_noise_multiplier(
     """
     if not (eps > 0 and math.isfinite(eps)):
         raise InputError(
-            f"privacy.eps must be a positive, finite number, got {eps}; "
-            "privacy=none trains without a guarantee."
+            f"privacy.eps must be a positive, finite number, got {eps}. "
+            "Use privacy=none to train without privacy.",
+            key="privacy.eps",
+            value=eps,
+            hint="privacy.eps=3",
         )
     order = headline_order(accountant)
     unit_noise = SampledGaussian(
@@ -210,8 +213,9 @@ class _Calibrator:
                 errors[name] = error
         last = order[-1]
         raise InputError(
-            f"privacy.eps={self._eps:g} is out of reach of every accountant"
-            f" ({last}: {errors[last]})."
+            f"no accountant finds noise for privacy.eps={self._eps:g} ({last}: {errors[last]}).",
+            key="privacy.eps",
+            value=self._eps,
         )
 
     def _by_rdp(self) -> float:

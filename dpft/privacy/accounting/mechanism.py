@@ -43,24 +43,32 @@ class SampledGaussian:
     delta: float
 
     def __post_init__(self) -> None:
-        _expect(
-            self.noise_multiplier > 0 and math.isfinite(self.noise_multiplier),
-            f"noise_multiplier must be positive and finite, got {self.noise_multiplier}; "
-            "privacy=none trains without noise.",
-        )
-        _expect(
-            0 < self.sample_rate <= 1,
-            f"sample_rate must be in (0, 1], got {self.sample_rate}; set expected_batch_size "
-            "between 1 and num_examples.",
-        )
-        _expect(
-            self.steps >= 1 and self.steps == int(self.steps),
-            f"steps must be a whole number of at least 1, got {self.steps}; raise epochs or steps.",
-        )
-        _expect(
-            0 < self.delta < 1,
-            f"delta must be in (0, 1), got {self.delta}; take at most 1/(10*num_examples).",
-        )
+        if not (self.noise_multiplier > 0 and math.isfinite(self.noise_multiplier)):
+            raise InputError(
+                f"noise_multiplier must be positive and finite, got {self.noise_multiplier}. "
+                "Use privacy=none to train without noise.",
+                key="noise_multiplier",
+                value=self.noise_multiplier,
+            )
+        if not 0 < self.sample_rate <= 1:
+            raise InputError(
+                f"sample_rate must be in (0, 1], got {self.sample_rate}. Set expected_batch_size "
+                "to a number from 1 to num_examples.",
+                key="sample_rate",
+                value=self.sample_rate,
+            )
+        if not (self.steps >= 1 and self.steps == int(self.steps)):
+            raise InputError(
+                f"steps must be a whole number of at least 1, got {self.steps}.",
+                key="steps",
+                value=self.steps,
+            )
+        if not 0 < self.delta < 1:
+            raise InputError(
+                f"delta must be in (0, 1), got {self.delta}. Use at most 1/(10*num_examples).",
+                key="delta",
+                value=self.delta,
+            )
 
     @property
     def accounted_rate(self) -> float:
@@ -173,8 +181,3 @@ def delta_within_rounding(mechanism: Mechanism, precision: float) -> float:
             f"delta = {mechanism.delta:.2g}."
         )
     return mechanism.delta - slack
-
-
-def _expect(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise InputError(sentence)

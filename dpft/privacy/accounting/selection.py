@@ -53,9 +53,17 @@ class TrialCount:
 
     def __post_init__(self) -> None:
         if not (self.eta > -1 and math.isfinite(self.eta)):
-            raise InputError(f"tune.eta must be a finite number above -1, got {self.eta}.")
+            raise InputError(
+                f"tune.eta must be a finite number above -1, got {self.eta}.",
+                key="tune.eta",
+                value=self.eta,
+            )
         if not 0 < self.gamma < 1:
-            raise InputError(f"tune.gamma must be above 0 and below 1, got {self.gamma}.")
+            raise InputError(
+                f"tune.gamma must be above 0 and below 1, got {self.gamma}.",
+                key="tune.gamma",
+                value=self.gamma,
+            )
 
     @property
     def expected(self) -> float:
@@ -159,8 +167,10 @@ def calibrate_trials(
         raise AccountantError("the curves of the search space are too far apart")
     except AccountantError as error:
         raise InputError(
-            f"privacy.eps={eps:g} is out of reach of a search with tune.eta={count.eta:g} and"
-            f" tune.gamma={count.gamma:g} ({error}); raise any of eps, delta and gamma."
+            f"no noise reaches privacy.eps={eps:g} in a search with tune.eta={count.eta:g} and"
+            f" tune.gamma={count.gamma:g} ({error}). Raise eps, delta or gamma.",
+            key="privacy.eps",
+            value=eps,
         ) from error
 
 

@@ -215,8 +215,9 @@ def _headline(
         elif result.upper is not None:
             return name, result.upper
     raise InputError(
-        "No accountant can bound this mechanism: noise_multiplier is too small for its "
-        "sample_rate and steps; raise noise_multiplier or lower steps."
+        "no accountant can bound this mechanism, because its noise_multiplier is too small for its "
+        "sample_rate and steps. Raise noise_multiplier or lower steps.",
+        key="noise_multiplier",
     )
 
 

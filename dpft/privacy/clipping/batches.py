@@ -23,21 +23,23 @@ def count_rows(batch: Any) -> int:
             tensors[keystr(path)] = leaf
         elif leaf is not None:
             raise InputError(
-                f"a batch must be a nesting of tensors, but batch{keystr(path)} is a"
-                f" {type(leaf).__name__}; convert it to a tensor, or put data without rows into"
-                " losses_of itself."
+                f"a batch must contain only tensors, but batch{keystr(path)} is a"
+                f" {type(leaf).__name__}. Convert it to a tensor, or let losses_of provide data"
+                " that does not belong to rows.",
+                key=f"batch{keystr(path)}",
             )
     if not tensors:
-        raise InputError("a batch must contain tensors, got none.")
+        raise InputError("a batch must contain tensors, got none.", key="batch")
     sizes = {place: leaf.shape[0] if leaf.dim() else None for place, leaf in tensors.items()}
     counts = list(sizes.values())
     rows = max(set(counts), key=counts.count)
     for place, size in sizes.items():
         if size is None or size != rows:  # No sizes: those of records are private.
             raise InputError(
-                "every tensor of a batch must have the same leading dimension, the number of rows,"
-                f" but that of batch{place} differs from the others'; put data without rows, such"
-                " as class weights, into losses_of itself."
+                "all tensors of a batch must have the same leading dimension, the number of rows,"
+                f" but batch{place} has another one. Let losses_of provide data that does not"
+                " belong to rows, such as class weights.",
+                key=f"batch{place}",
             )
     assert rows is not None
     return rows

@@ -120,8 +120,10 @@ class Checks:
         micro_batch = MicroBatch(batch, rows, rows // rows_per_unit)
         if micro_batch.units < 2 or rows % rows_per_unit:
             raise InputError(
-                f"a self-check needs batches of at least two units of {rows_per_unit} rows, got"
-                f" {rows} rows."
+                f"a self-check needs batches of at least two units of {rows_per_unit} rows each,"
+                f" got {rows} rows.",
+                key="batches",
+                value=rows,
             )
         if alone is None:
             starts = range(0, rows, rows_per_unit)
@@ -132,13 +134,14 @@ class Checks:
                 expected = self._rows.run_units(alone, None, rows_per_unit)
             if not self._rows.has_sums:
                 raise InputError(
-                    "losses must require grad, got losses without a graph; compute them from the"
-                    " clipped model without torch.no_grad."
+                    "losses_of must return losses that require grad. Compute them with the clipped"
+                    " model, outside torch.no_grad.",
+                    key="losses_of",
                 )
             if not bool(expected.losses.isfinite().all() & expected.norms.isfinite().all()):
                 raise RunError(
-                    "losses or gradients of the self-check's synthetic examples are not finite;"
-                    " choose a model whose weights are finite, or lower `loss_scale`."
+                    "losses or gradients of the self-check's synthetic examples are not finite."
+                    " Choose a model with finite weights, or lower `loss_scale`."
                 )
             torch.manual_seed(0)
             with subsets_must_run():
@@ -187,7 +190,7 @@ class Checks:
                 f"on synthetic data, it changes by {difference:.1e} of its value if the example"
                 " runs separately"
             )
-            raise InputError(MIXING.format(how=how))
+            raise InputError(MIXING.format(how=how), key="model")
 
     def _tolerance(self, losses: Tensor) -> Tolerance:
         saw_half = self._book_keeping.recorder.saw_half or self._book_keeping.autocast is not None
@@ -239,7 +242,7 @@ class Checks:
         if differing >= 2:
             raise RunError(
                 "gradient norms of several examples change if each example runs separately,"
-                " because a layer or its backward pass combines examples; choose `engine='rows'`."
+                " because a layer or its backward pass combines examples. Choose `engine='rows'`."
             )
         return compared
 

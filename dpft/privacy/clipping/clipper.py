@@ -155,7 +155,12 @@ class PerExampleClipper:
         check_style_name(clipping)
         check_loss_scale(loss_scale() if callable(loss_scale) else loss_scale)
         if groups is not None and clipping != "per_layer":
-            raise InputError(f"`groups` needs `clipping='per_layer'`, got {clipping!r}; drop one.")
+            raise InputError(
+                f"`groups` has no effect with clipping={clipping!r}. Remove it, or use"
+                " `clipping='per_layer'`.",
+                key="groups",
+                value=groups,
+            )
         numbers = parameter_groups(model, per_layer=clipping == "per_layer", patterns=groups)
         self.style = clipping_style(
             clipping,
@@ -189,7 +194,10 @@ class PerExampleClipper:
 
     def __enter__(self) -> Self:
         if self._held is not None:
-            raise InputError("a PerExampleClipper must be entered once at a time, got twice.")
+            raise InputError(
+                "the `with` block of this PerExampleClipper is already open. Do not nest it.",
+                key=None,
+            )
         self._resources.enter_context(whole_precision())
         buffers = dict(self._model.named_buffers())  # with those that are not saved
         self._held = HeldState(buffers | self._model.state_dict(keep_vars=True))
@@ -231,7 +239,9 @@ class PerExampleClipper:
         """
         self._entered_state()
         if not batches:
-            raise InputError("self_check needs at least one synthetic batch, got none.")
+            raise InputError(
+                "self_check needs at least one synthetic batch, got none.", key="batches"
+            )
         with zeros_filled(self._parameters):
             self.choice = self._chosen(batches, alone, rows_per_unit)
         return self.choice
@@ -273,8 +283,10 @@ class PerExampleClipper:
         if engine == "rows":
             if self._requested == "book_keeping":
                 raise InputError(
-                    f"`engine='book_keeping'` is not exact for this model, because {reason}; choose"
-                    " `engine='rows'`."
+                    f"`engine='book_keeping'` is not exact for this model, because {reason}. Choose"
+                    " `engine='rows'`.",
+                    key="engine",
+                    value=self._requested,
                 )
             self._compare(batches, alone, rows_per_unit, compares_gradients=False)
             if reason:
@@ -350,19 +362,23 @@ class PerExampleClipper:
         held = self._entered_state()
         if self.choice is None:
             raise InputError(
-                "accumulate needs a self-check first: call clipper.self_check with synthetic"
-                " batches."
+                "accumulate was called before self_check. Call self_check with synthetic batches"
+                " first.",
+                key=None,
             )
         if self._failed:
             raise RunError(
-                "a micro-batch failed while it was added, so the sum may contain a part of it:"
-                " clear the gradients and make a new PerExampleClipper."
+                "an earlier micro-batch failed while it was added, so the sum may contain some of"
+                " its rows. Clear the gradients and make a new PerExampleClipper."
             )
         rows = count_rows(batch)
         if rows_per_unit < 1 or rows % rows_per_unit:
             raise InputError(
-                f"the rows of a batch must be units of {rows_per_unit} rows each; fill up smaller"
-                " units with rows whose losses are multiplied by zero."
+                "the number of rows in a batch must be a multiple of"
+                f" rows_per_unit={rows_per_unit}. Fill up smaller units with rows, and multiply"
+                " the losses of these rows by zero.",
+                key="rows_per_unit",
+                value=rows_per_unit,
             )
         self._parameters.check_unchanged()
         micro_batch = MicroBatch(batch, rows, rows // rows_per_unit)
@@ -425,7 +441,7 @@ class PerExampleClipper:
     def _entered_state(self) -> HeldState:
         if self._held is None:
             raise InputError(
-                "call a PerExampleClipper's methods inside `with PerExampleClipper(...)`."
+                "call a PerExampleClipper's methods inside `with PerExampleClipper(...)`.", key=None
             )
         return self._held
 

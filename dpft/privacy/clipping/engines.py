@@ -17,8 +17,8 @@ from dpft.privacy.clipping.recorder import Recorder, UseError
 from dpft.privacy.clipping.styles import ClippingStyle, Flat
 
 GRADIENT_WRITTEN = (
-    "a gradient was written while losses were computed; do not call backward or assign to grad in"
-    " losses_of, and add penalties to the losses."
+    "losses_of wrote to a parameter's grad. Do not call backward or assign to grad in losses_of;"
+    " add penalties to the losses instead."
 )
 
 
@@ -33,7 +33,8 @@ def check_losses(losses: object, rows: int) -> None:
         kind = f"{losses.dim()} dimensions" if isinstance(losses, Tensor) else type(losses).__name__
         raise InputError(
             "losses_of must return per-example losses of shape (b,), one for each row of the batch,"
-            f" got {kind} or another length; do not reduce over the batch."
+            f" got {kind} or another length. Do not reduce over the batch.",
+            key="losses_of",
         )
 
 

@@ -61,7 +61,9 @@ def check_loss_scale(loss_scale: float) -> None:
     least, most = LOSS_SCALES
     if not least <= loss_scale <= most:
         raise InputError(
-            f"`loss_scale` must be from {least:g} to {most:g} (2^24), got {loss_scale}."
+            f"`loss_scale` must be from {least:g} to {most:g} (2^24), got {loss_scale}.",
+            key="loss_scale",
+            value=loss_scale,
         )
 
 
@@ -73,7 +75,9 @@ def check_engine_name(name: str) -> None:
     """
     if name != "auto" and name not in ENGINE_NAMES:
         names = ", ".join(ENGINE_NAMES)
-        raise InputError(f"`engine` must be one of auto, {names}, got {name!r}.")
+        raise InputError(
+            f"`engine` must be one of auto, {names}, got {name!r}.", key="engine", value=name
+        )
 
 
 def check_style_name(name: str) -> None:
@@ -84,7 +88,9 @@ def check_style_name(name: str) -> None:
     """
     if name not in STYLE_NAMES:
         names = ", ".join(STYLE_NAMES)
-        raise InputError(f"`clipping` must be one of {names}, got {name!r}.")
+        raise InputError(
+            f"`clipping` must be one of {names}, got {name!r}.", key="clipping", value=name
+        )
 
 
 def check_max_grad_norm(max_grad_norm: float) -> None:
@@ -97,5 +103,7 @@ def check_max_grad_norm(max_grad_norm: float) -> None:
     if not least <= max_grad_norm <= most:
         raise InputError(
             f"`max_grad_norm` must be positive and finite, from {least:g} to {most:g}, "
-            f"got {max_grad_norm}."
+            f"got {max_grad_norm}.",
+            key="max_grad_norm",
+            value=max_grad_norm,
         )

@@ -69,13 +69,17 @@ class Parameters:
         self.shapes = {o.name: current[o.name].shape for o in self.owners}
         if not self.shapes:
             raise InputError(
-                "the model must have trainable parameters, got none that require grad."
+                "the model must have trainable parameters, but none of its parameters requires"
+                " grad.",
+                key="model",
             )
         for name in self.shapes:
             if current[name].dtype not in (torch.float32, torch.float64):
                 raise InputError(
                     f"trainable parameter {name} must be float32 or float64, got "
-                    f"{current[name].dtype}; load the model in float32."
+                    f"{current[name].dtype}. Load the model in float32.",
+                    key=name,
+                    value=current[name].dtype,
                 )
         first = {o.name: o for o in reversed(self.owners)}
         self._first = [(name, first[name].module, first[name].attribute) for name in self.shapes]
@@ -123,8 +127,8 @@ class Parameters:
     def _reject(self, module: nn.Module, attribute: str) -> NoReturn:
         path = next((path for path, m in self._model.named_modules() if m is module), "")
         raise RunError(
-            "the trainable parameters must stay those that the clipper was made for, but "
-            f"{path}.{attribute} was frozen, unfrozen or replaced; make a new clipper."
+            f"{path}.{attribute} was frozen, unfrozen or replaced after the clipper had been made."
+            " Make a new clipper for the parameters that are trainable now."
         )
 
     @contextmanager
@@ -194,14 +198,18 @@ def _groups_by_pattern(names: Sequence[str], patterns: Sequence[str]) -> dict[st
         matches = [index for index, pattern in enumerate(patterns) if fnmatchcase(name, pattern)]
         if not matches:
             raise InputError(
-                f"`groups` must have a pattern for every trainable parameter, got none for "
-                f"{name}; end the list with '*'."
+                f"no pattern of `groups` matches the trainable parameter {name}. End the list with"
+                " '*', which matches all remaining parameters.",
+                key="groups",
+                value=name,
             )
         groups[name] = matches[0]
     for index, pattern in enumerate(patterns):
         if index not in groups.values():
             raise InputError(
-                f"`groups` must have a trainable parameter for every pattern, got none for "
-                f"{pattern!r}; drop it, or put it before the pattern that takes its parameters."
+                f"the pattern {pattern!r} of `groups` matches no trainable parameter that an"
+                " earlier pattern does not match. Remove it, or move it to the front.",
+                key="groups",
+                value=pattern,
             )
     return groups

@@ -165,7 +165,8 @@ def subsets_must_run() -> Iterator[None]:
             raise
         raise InputError(
             "the model and its loss must run on any subset of a batch's rows, but raised"
-            f" {type(error).__name__} on some of them; do not depend on the number of rows."
+            f" {type(error).__name__} on one. Make both independent of the number of rows.",
+            key="model",
         ) from error
 
 

@@ -86,8 +86,9 @@ def gamma(steps: float, unit: float) -> float:
     """
     if steps * unit > MOST_ROUNDING:
         raise InputError(
-            "sums over a micro-batch are too long for their precision; use smaller micro-batches"
-            " or shorter examples."
+            "sums over a micro-batch have too many terms for their precision. Use smaller"
+            " micro-batches or shorter examples.",
+            key=None,
         )
     return steps * unit / (1 - steps * unit)
 

@@ -169,9 +169,10 @@ def embedding(layer: nn.Embedding, site: Site) -> Forward:
     ) -> Tensor:
         if max_norm is not None or scale_grad_by_freq:
             raise InputError(
-                "an embedding must have max_norm=None and scale_grad_by_freq=False: max_norm"
-                " rewrites weights as they are looked up, and frequencies are the batch's, so one"
-                " example's gradient would depend on the others."
+                "embeddings with max_norm or scale_grad_by_freq are not supported, because they"
+                " make an example's gradient depend on the other examples of its batch. Set"
+                " max_norm=None and scale_grad_by_freq=False.",
+                key="model",
             )
         recorder = site.recorder
         if site.batch_multiple and ids.dim() == 1:

@@ -46,8 +46,10 @@ class ClippingStyle(ABC):
         check_max_grad_norm(self.max_grad_norm)
         if not 0 <= self.headroom <= MOST_HEADROOM:
             raise InputError(
-                f"`headroom` must be from 0 to {MOST_HEADROOM}, got {self.headroom}; add fewer "
-                "examples per step, because float32 sums of so many are too imprecise."
+                f"`headroom` must be from 0 to {MOST_HEADROOM}, got {self.headroom}. Add fewer "
+                "examples per step, because float32 sums of so many are too imprecise.",
+                key="headroom",
+                value=self.headroom,
             )
 
     @property

@@ -254,8 +254,11 @@ class BandedConfig(MechanismConfig):
         """
         if numbers.eps is None:
             raise InputError(
-                "mechanism.bands=auto needs privacy.eps, got none: it compares numbers of bands at"
-                " one epsilon; give mechanism.bands=N."
+                "mechanism.bands=auto needs privacy.eps, because it compares numbers of bands at"
+                " the same epsilon. Set privacy.eps, or the number of bands.",
+                key="mechanism.bands",
+                value=self.bands,
+                hint="mechanism.bands=8",
             )
         target, candidates, bands = self._target(numbers), [], 1
         most = min(numbers.num_examples / numbers.expected_batch_size, numbers.steps, MOST_BANDS)
@@ -277,7 +280,11 @@ class BandedConfig(MechanismConfig):
             return prefix_sums(numbers.steps)
         if numbers.weights is None:
             raise InputError(
-                "mechanism.objective=last needs a run's schedule, got numbers alone; take prefix."
+                "mechanism.objective=last needs the learning rate schedule of a run, which is not"
+                " known here.",
+                key="mechanism.objective",
+                value=self.objective,
+                hint="mechanism.objective=prefix",
             )
         return last_weights(numbers.weights())
 
@@ -287,13 +294,19 @@ class BandedConfig(MechanismConfig):
         if bands > groups:
             raise InputError(
                 f"mechanism.bands must be at most num_examples / expected_batch_size ="
-                f" {groups:.4g}, got {bands}: each step draws from one of so many groups; lower it,"
-                " or the batch size."
+                f" {groups:.4g}, got {bands}, because each band draws from its own group of"
+                " examples. Lower it, or lower the batch size.",
+                key="mechanism.bands",
+                value=bands,
+                hint=f"mechanism.bands={int(groups)}",
             )
         if bands > numbers.steps:
             raise InputError(
                 f"mechanism.bands must be at most the number of steps, {numbers.steps}, got"
-                f" {bands}; lower it."
+                f" {bands}.",
+                key="mechanism.bands",
+                value=bands,
+                hint=f"mechanism.bands={numbers.steps}",
             )
 
 

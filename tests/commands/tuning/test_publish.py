@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dpft.commands.tune import check_spent, publish, run
+from dpft.commands.tune import publish, run
 from dpft.config.tune import TuneCommand
 from dpft.errors import StateError
 from dpft.privacy.accounting.calibration import Calibration
@@ -64,32 +64,12 @@ def public(folder: Path) -> dict[str, Path]:
 
 
 @pytest.mark.slow
-def test_the_best_trials_files_are_public_and_its_log_is_not(
-    tune: TuneCommand, search: Path
-) -> None:
-    best = trial_folder(search, 0)
-    publish(tune, THREE, best, search)
-    for name in ("model/model.safetensors", "metrics.json", "ledger.jsonl", "predictions.jsonl"):
-        assert (search / name).read_bytes() == (best / name).read_bytes()
-    assert {"config.yaml", "report.md", "report.html", "privacy.json"} <= public(search).keys()
-    assert "log" not in public(search)
-
-
-@pytest.mark.slow
-def test_the_record_has_the_bound_of_the_whole_search(tune: TuneCommand, search: Path) -> None:
-    publish(tune, THREE, trial_folder(search, 0), search)
-    record = json.loads((search / "privacy.json").read_text())
-    assert record["epsilons"] == {"rdp-selection": 7.99} and record["epsilon"] == 7.99
-    assert record["selection"]["expected_trials"] == tune.tune.count.expected
-    assert record["selection"]["search_space"] == tune.tuning.values()
-
-
-@pytest.mark.slow
 def test_no_public_file_names_a_trial_or_tells_how_long_the_search_took(
     tune: TuneCommand, search: Path
 ) -> None:
     began = (search / "private/tuning/trials.json").stat().st_mtime_ns
     publish(tune, THREE, trial_folder(search, 0), search)
+    assert "log" not in public(search)
     for name, path in public(search).items():
         assert not re.search(r"trial-|trials.json|private/tuning", name + path.read_text()), name
     assert {path.stat().st_mtime_ns for path in (search, *public(search).values())} == {began}
@@ -124,13 +104,7 @@ def test_a_model_that_a_killed_publication_left_is_replaced_as_a_whole(
 def test_a_trial_that_overspent_is_not_published(tune: TuneCommand, search: Path) -> None:
     """As ``train resume=`` of a trial's folder with ``privacy.resume_overspend=true`` would do."""
     make_run(trial_folder(search, 2), *[mechanism()] * 6)
-    with pytest.raises(StateError, match="has taken 6 noisy steps of 5 planned") as info:
+    with pytest.raises(StateError, match="6 noisy steps of 5") as info:
         publish(tune, THREE, trial_folder(search, 0), search)
     assert "trial-2" not in str(info.value)
     assert public(search) == {}
-
-
-def test_trials_that_took_no_step_or_the_planned_ones_have_not_overspent(search: Path) -> None:
-    (trial_folder(search, 1)).mkdir()
-    make_run(trial_folder(search, 2), *[mechanism()] * 3, ended=False, num_examples=40)
-    check_spent(THREE, search)

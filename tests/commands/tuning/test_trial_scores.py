@@ -8,12 +8,13 @@ import pytest
 
 from dpft.commands.tune import TrialScore, score_metric, score_of
 from dpft.config.tune import TuneCommand
-from dpft.errors import InputError, StateError
+from dpft.errors import StateError
 from dpft.evaluation.metrics.base import metric_specs
 from dpft.evaluation.scores import Metrics, ScoreEntry
 from dpft.run_folder import TRIAL_SCORE
 from dpft.strict_model import read_model, write_model
 from tests.config.test_tune import command
+from tests.rejections import rejects
 
 BLEU, PERPLEXITY = metric_specs(("bleu", "perplexity"))
 
@@ -55,12 +56,9 @@ def test_a_trial_without_a_finite_score_is_the_worst(
     assert score_of(finished(tmp_path, *after), BLEU) == TrialScore(score=None)
 
 
-@pytest.mark.parametrize("content", [{"score": math.nan}, {"score": "high"}])
-def test_a_damaged_score_is_refused_since_its_trial_must_not_run_again(
-    tmp_path: Path, content: dict[str, object]
-) -> None:
-    (tmp_path / TRIAL_SCORE).write_text(json.dumps({"schema_version": 2, **content}))
-    with pytest.raises(StateError, match="is damaged: score"):
+def test_a_damaged_score_is_refused_since_its_trial_must_not_run_again(tmp_path: Path) -> None:
+    (tmp_path / TRIAL_SCORE).write_text(json.dumps({"schema_version": 2, "score": math.nan}))
+    with pytest.raises(StateError, match="score"):
         read_model(tmp_path / TRIAL_SCORE, TrialScore)
 
 
@@ -96,5 +94,5 @@ def test_trials_are_chosen_by_the_tasks_first_metric_or_the_one_that_is_given(
 def test_a_metric_without_a_better_end_or_that_is_not_computed_is_refused(
     tune: TuneCommand, metric: str | None, metrics: tuple[str, ...]
 ) -> None:
-    with pytest.raises(InputError, match=r"tune.metric must be one of task.metrics with a better"):
+    with rejects("tune.metric"):
         score_metric(choosing(tune, metric, *metrics))

@@ -1,7 +1,6 @@
 """A trial is an ordinary private run under the search's noise, and nobody hears it."""
 
 import errno
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +11,11 @@ import pytest
 from dpft.commands import tune as tuning
 from dpft.commands.run_plan import RunPlan, plan_run
 from dpft.commands.tune import Trial, run_trial
-from dpft.config.load import dump
 from dpft.config.tune import TuneCommand
-from dpft.errors import DpftError, InputError, RunError, StateError
+from dpft.errors import DpftError, InputError, StateError
 from tests.commands.tuning.test_search import SEARCH
 from tests.config.test_tune import command
+from tests.rejections import rejects
 
 (TRIAL,) = SEARCH.trials
 
@@ -65,55 +64,20 @@ def test_a_trial_has_its_setting_its_own_noise_and_the_searchs_calibration(
 
 
 @pytest.mark.slow
-def test_what_a_trial_says_goes_to_its_log_and_is_the_owners_alone(
-    tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    def begin(_: Any, folder: Path, *__: Any) -> None:
-        print("printed")
-        logging.getLogger("dpft").warning("logged")
-        (folder / "config.yaml").touch()
-        raise ZeroDivisionError("crashed")
-
-    beginning(monkeypatch, begin)
-    trial = tuning_folder / "trial-0"
-    assert run_trial(tune, SEARCH, TRIAL, trial) == 1
-    assert capfd.readouterr() == ("", "")
-    log = (trial / "log").read_text()
-    assert [word in log for word in ("printed", "logged", "crashed")] == [True] * 3
-    assert {path.stat().st_mode & 0o077 for path in (trial, *trial.iterdir())} == {0}
-
-
-@pytest.mark.slow
-def test_a_trial_that_fails_has_its_code_and_its_search_goes_on(
-    tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def begin(*_: Any) -> None:
-        raise RunError("weights are not finite.")
-
-    beginning(monkeypatch, begin)
-    assert run_trial(tune, SEARCH, TRIAL, tuning_folder / "trial-0") == RunError.exit_code
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("error", "sentence"),
-    [
-        (InputError("model.path must be trial 3's."), "find everything as it began"),
-        (StateError("trial 3 is broken."), "the state of a trial in .* is damaged"),
-    ],
+    "error", [InputError("model.path must be trial 3's."), StateError("trial 3 is broken.")]
 )
 def test_a_trial_that_could_not_run_stops_the_search_without_being_named(
     tune: TuneCommand,
     tuning_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     error: DpftError,
-    sentence: str,
 ) -> None:
     def begin(*_: Any) -> None:
         raise error
 
     beginning(monkeypatch, begin)
-    with pytest.raises(type(error), match=sentence) as info:
+    with pytest.raises(type(error), match=str(tuning_folder)) as info:
         run_trial(tune, SEARCH, TRIAL, tuning_folder / "trial-3")
     assert "trial-3" not in str(info.value) and "trial 3" not in str(info.value)
 
@@ -132,38 +96,11 @@ def test_a_full_disk_is_no_trials_own_failure(
 
 
 @pytest.mark.slow
-def test_a_trial_without_a_checkpoint_begins_anew_and_one_with_a_checkpoint_goes_on(
-    tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[set[str]] = []
-    gone_on: list[Any] = []
-
-    def train(config: Any, at: Path, given: Any) -> None:
-        if given.get("resumes"):
-            gone_on.append((config, at))
-        else:
-            begun.append({path.name for path in at.iterdir()})
-
-    beginning(monkeypatch, train)
-    trial = tuning_folder / "trial-0"
-    trial.mkdir()
-    (trial / "stale").touch()
-    run_trial(tune, SEARCH, TRIAL, trial)
-    assert (begun, gone_on) == ([{"log"}], [])
-    dump(tune.settings(), trial / "config.yaml")
-    (trial / "private/checkpoints/step-00000000").mkdir(parents=True)
-    other = Trial(setting={"train.learning_rate": 9.0}, noise_multiplier=9.0)
-    run_trial(tune, SEARCH, other, trial)
-    assert len(begun) == 1
-    assert gone_on == [(tune.settings(), trial)], "as it was begun, whatever is drawn now"
-
-
-@pytest.mark.slow
 def test_a_setting_that_does_not_fit_is_refused_before_anything_is_begun(
     tune: TuneCommand, tuning_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beginning(monkeypatch, lambda *_: pytest.fail("it was begun"))
     odd = Trial(setting={"method.rank": 4}, noise_multiplier=1.0)
-    with pytest.raises(InputError, match="find everything as it began"):
+    with rejects(str(tuning_folder)):
         run_trial(tune, SEARCH, odd, tuning_folder / "trial-0")
-    assert "unknown configuration key method.rank" in (tuning_folder / "trial-0/log").read_text()
+    assert "method.rank" in (tuning_folder / "trial-0/log").read_text()

@@ -120,12 +120,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/run_folder.py",
-                "        folder.mkdir(mode=0o700, exist_ok=True)\n    except "
-                'FileExistsError as error:\n        raise InputError(\n            f"{folder} must'
-                " be a folder, which holds",
-                "        folder.mkdir(exist_ok=True)\n    except "
-                'FileExistsError as error:\n        raise InputError(\n            f"{folder} must'
-                " be a folder, which holds",
+                "        folder.mkdir(mode=0o700, exist_ok=True)\n",
+                "        folder.mkdir(exist_ok=True)\n",
             ),
             Edit("dpft/run_folder.py", "    folder.chmod(0o700)\n", ""),
         ),

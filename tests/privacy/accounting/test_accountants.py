@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from dpft.errors import InputError
 from dpft.privacy.accounting import pld
 from dpft.privacy.accounting.accountants import evaluate, headline_order
 from dpft.privacy.accounting.mechanism import AccountantError, SampledGaussian
+from tests.rejections import rejects
 
 MECHANISM = SampledGaussian(noise_multiplier=2, sample_rate=0.01, steps=10, delta=1e-5)
 
@@ -28,7 +28,7 @@ def test_the_chosen_accountant_leads_then_the_fixed_order(accountant, order):
 
 @pytest.mark.parametrize("accountant", ["gdp", "PRV", ""])
 def test_others_may_not_lead(accountant):
-    with pytest.raises(InputError, match="privacy.accountant must be one of prv, pld, rdp"):
+    with rejects("privacy.accountant", accountant):
         headline_order(accountant)
 
 
@@ -38,28 +38,14 @@ def test_every_accountant_answers_and_bounds_agree():
     assert answers["gdp"].upper is None
 
 
-def test_an_answer_is_kept():
-    first = evaluate("pld", MECHANISM)
-    assert evaluate("pld", MECHANISM) is first
-    assert evaluate("pld", MECHANISM, interval=1e-4) is not first
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (MemoryError(), "It needs more memory than the machine has."),
-        (RuntimeError("Discrete mean\n differs."), "Discrete mean differs."),
-        (AssertionError(), "It stopped on AssertionError."),
-    ],
-)
-def test_an_error_of_a_library_is_a_reason_in_one_sentence(monkeypatch, error, reason):
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError, AssertionError])
+def test_an_accountant_whose_library_fails_has_no_answer(monkeypatch, error):
     def fail(_):
         raise error
 
     monkeypatch.setattr(pld, "epsilon", fail)
-    with pytest.raises(AccountantError) as raised:
-        evaluate("pld", replace(MECHANISM, delta=float(len(reason)) * 1e-7))
-    assert str(raised.value) == reason
+    with pytest.raises(AccountantError):
+        evaluate("pld", replace(MECHANISM, delta=len(error.__name__) * 1e-7))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 from dp_accounting import get_epsilon_gaussian
 from scipy.special import log_ndtr
@@ -18,12 +15,6 @@ E2E = {"sample_rate": 1024 / 42061, "steps": 410, "delta": 1 / (2 * 42061)}
 def test_reproduces_li_table_7(noise_multiplier, published):
     epsilon = gdp.epsilon(SampledGaussian(noise_multiplier=noise_multiplier, **E2E))
     assert epsilon.estimate == pytest.approx(published, abs=0.03)
-
-
-def test_it_is_an_estimate_and_no_bound():
-    epsilon = gdp.epsilon(SampledGaussian(noise_multiplier=1, **E2E))
-    assert epsilon.upper is None
-    assert epsilon.lower is None
 
 
 @pytest.mark.parametrize("mu", [1e-3, 0.1, 1, 10, 100])
@@ -45,26 +36,6 @@ def test_noise_too_small_for_the_limit_is_declined():
         gdp.epsilon(SampledGaussian(noise_multiplier=0.01, **E2E))
 
 
-def test_noise_at_the_ends_of_floating_point_is_declined_or_costs_nothing():
-    """An edited ledger may hold either; squares of them overflow and underflow."""
-    with pytest.raises(AccountantError, match="central limit"):
-        gdp.epsilon(SampledGaussian(noise_multiplier=1e-300, **E2E))
-    assert gdp.epsilon(SampledGaussian(noise_multiplier=1e308, **E2E)).estimate == 0
-
-
 @pytest.mark.parametrize("x", [-1e4, -100.0, -38.5, -30.001, -30.0, -29.999, -8.0, -1.0, 0.0, 3.0])
 def test_the_normal_distribution_is_scipys_far_into_the_tail(x: float) -> None:
     assert gdp._log_normal_cdf(x) == pytest.approx(float(log_ndtr(x)), rel=1e-12)
-
-
-@pytest.mark.slow
-def test_an_estimate_needs_no_scipy() -> None:
-    words = (
-        "import sys; from dpft.privacy.accounting import gdp;"
-        " gdp.noise_multiplier(eps=3, delta=1e-5, sample_rate=0.02, steps=400);"
-        " print('scipy' in sys.modules)"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", words], capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == "False"

@@ -7,7 +7,6 @@ import pytest
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from scipy import stats
 
-from dpft.errors import InputError
 from dpft.privacy.accounting import rdp
 from dpft.privacy.accounting.mechanism import SampledGaussian
 from dpft.privacy.accounting.selection import (
@@ -20,6 +19,7 @@ from dpft.privacy.accounting.selection import (
     selection_curve,
     selection_epsilon,
 )
+from tests.rejections import rejects
 from tests.slowness import slow
 
 ORDERS = np.array(rdp.ORDERS)
@@ -42,19 +42,6 @@ def at(order, curve):
 def test_quantiles_are_those_of_the_geometric_and_the_logarithmic_law(count, law):
     for share in (0.5, 0.1, 0.01):
         assert count.quantile(share) == law.ppf(1 - share)
-
-
-@pytest.mark.parametrize(
-    ("eta", "gamma", "expected"),
-    [
-        (1, 0.1, 10.0),  # geometric: 1 / gamma
-        (0, 0.5, 1 / math.log(2)),  # logarithmic: (1/gamma - 1) / log(1/gamma) = 1 / log 2
-        (2, 0.5, 8 / 3),  # 2 * 0.5 / (0.5 * (1 - 0.25))
-        (-0.5, 0.25, 1.5),  # -0.5 * 0.75 / (0.25 * (1 - 2))
-    ],
-)
-def test_the_expected_number_of_trials_is_that_of_definition_1(eta, gamma, expected):
-    assert TrialCount(eta=eta, gamma=gamma).expected == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("eta", [-0.5, 0, 1, 3])
@@ -88,13 +75,6 @@ def test_a_gaussian_trial_has_the_closed_form_of_corollary_4(eta):
         assert at(order, curve) == pytest.approx(closed, rel=1e-12)
 
 
-@pytest.mark.parametrize("eta", [0, 1])
-def test_a_purely_private_trial_costs_two_plus_eta_times_its_epsilon(eta):
-    # Corollary 3, reached as the order grows.
-    curve = selection_curve(np.full(len(ORDERS), 0.5), TrialCount(eta=eta, gamma=0.01))
-    assert at(4096, curve) == pytest.approx(0.5 * (2 + eta), abs=4e-3)
-
-
 @pytest.mark.parametrize(("eta", "gamma"), [(0.5, 0.2), *slow((0, 0.025), (1, 0.1), (2, 0.3))])
 def test_dp_accounting_finds_the_same_bound(eta, gamma):
     count = TrialCount(eta=eta, gamma=gamma)
@@ -111,15 +91,6 @@ def test_choosing_of_almost_surely_one_trial_costs_what_the_trial_does():
     count = TrialCount(eta=0, gamma=1 - 1e-9)
     assert count.expected == pytest.approx(1)
     assert selection_epsilon([E2E], count).upper == pytest.approx(rdp.epsilon(E2E).upper, abs=1e-6)
-
-
-def test_more_trials_and_a_larger_eta_cost_more():
-    bounds = [
-        selection_epsilon([E2E], TrialCount(eta=eta, gamma=gamma)).upper
-        for eta, gamma in ((-0.5, 0.2), (0, 0.2), (0, 0.05), (1, 0.05))
-    ]
-    assert bounds == sorted(bounds)
-    assert rdp.epsilon(E2E).upper < bounds[0]
 
 
 def test_a_search_space_costs_what_its_pointwise_largest_curve_does():
@@ -148,7 +119,7 @@ def test_the_noise_keeps_the_whole_search_within_eps():
 
 
 def test_a_target_out_of_reach_is_refused():
-    with pytest.raises(InputError, match=r"privacy.eps=0.0001 is out of reach of a search"):
+    with rejects("privacy.eps", 1e-4):
         calibrate_trials([E2E], eps=1e-4, count=TrialCount(eta=0, gamma=0.025))
 
 
@@ -157,7 +128,7 @@ def test_a_target_out_of_reach_is_refused():
     [(-1, 0.5, "eta"), (math.inf, 0.5, "eta"), (0, 0, "gamma"), (0, 1, "gamma")],
 )
 def test_parameters_of_no_distribution_are_refused(eta, gamma, key):
-    with pytest.raises(InputError, match=rf"tune\.{key} must be"):
+    with rejects(f"tune.{key}"):
         TrialCount(eta=eta, gamma=gamma)
 
 
@@ -236,13 +207,3 @@ def test_uniforms_are_uniform_with_53_bits():
     assert stats.kstest(draws, "uniform").pvalue > 1e-3
     assert (draws >= 0).all() and (draws < 1).all()
     assert np.unique(draws * 2**53 % 2**21).size > 90_000, "the low bits vary too"
-
-
-def test_consecutive_draws_of_a_stream_share_no_number():
-    stream = UniformStream(bytes(32))
-    assert np.intersect1d(stream.draw(1000), stream.draw(1000)).size == 0
-
-
-def test_each_of_the_32_bytes_of_a_key_changes_the_numbers():
-    keys = [bytes(32), *(bytes(i) + b"\1" + bytes(31 - i) for i in range(32))]
-    assert len({UniformStream(key).draw(1)[0] for key in keys}) == len(keys)

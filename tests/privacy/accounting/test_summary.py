@@ -4,10 +4,9 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from dpft.errors import InputError
 from dpft.privacy.accounting import summary
 from dpft.privacy.accounting.mechanism import (
     AccountantError,
@@ -16,6 +15,7 @@ from dpft.privacy.accounting.mechanism import (
 )
 from dpft.privacy.accounting.summary import NoAnswer, account, delta_text, eps_text, round_up
 from dpft.strict_model import as_json
+from tests.rejections import rejects
 
 E2E = {"sample_rate": 1024 / 42061, "steps": 410, "delta": 1 / (2 * 42061)}
 MECHANISM = SampledGaussian(noise_multiplier=1.0747, **E2E)
@@ -99,7 +99,7 @@ def test_headline_falls_back_in_order_and_never_to_gdp(canned, failing, leader):
 
 def test_no_answer_at_all_is_bad_input(canned):
     canned(prv="no", pld="no", rdp="no")
-    with pytest.raises(InputError, match="raise noise_multiplier"):
+    with rejects("noise_multiplier"):
         account(MECHANISM)
 
 
@@ -135,39 +135,6 @@ def test_of_bounds_that_disagree_prvs_may_be_the_larger_and_one_looser_than_rdp_
     assert (report.accountant, report.epsilon) == ("prv", 2.67)
 
 
-def test_without_sampling_the_report_says_that_prv_is_exact(canned):
-    canned()
-    mechanism = SampledGaussian(noise_multiplier=5, sample_rate=1, steps=10, delta=1e-6)
-    report = account(mechanism)
-    assert "exact" in report.warnings[0]
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=12)
-@given(
-    noise_multiplier=st.floats(0.7, 50),
-    sample_rate=st.one_of(st.floats(1e-6, 0.1), st.just(1.0)),
-    steps=st.integers(1, 300),
-    exponent=st.floats(-10, -2),
-    accountant=st.sampled_from(["prv", "pld", "rdp"]),
-)
-def test_never_negative_and_never_without_a_headline(
-    noise_multiplier, sample_rate, steps, exponent, accountant
-):
-    mechanism = SampledGaussian(
-        noise_multiplier=noise_multiplier,
-        sample_rate=sample_rate,
-        steps=steps,
-        delta=10**exponent,
-    )
-    report = account(mechanism, accountant=accountant)
-    assert math.isfinite(report.epsilon)
-    assert report.accountant in ("prv", "pld", "rdp")
-    for answer in report.epsilons.values():
-        values = [answer] if isinstance(answer, float) else vars(answer).values()
-        assert all(isinstance(value, str) or value >= 0 for value in values)
-
-
 @given(st.floats(0, 1e6), st.integers(0, 6))
 def test_rounding_up_never_goes_down_and_less_than_a_digit_up(value, digits):
     rounded = round_up(value, digits)
@@ -195,7 +162,3 @@ def test_an_epsilon_is_printed_with_four_decimals_rounded_up():
 @given(st.floats(1e-12, 1 - 1e-9))
 def test_a_printed_delta_is_not_below_the_proven_one_and_has_four_digits(delta):
     assert delta <= float(delta_text(delta)) <= delta * (1 + 1e-3)
-
-
-def test_no_delta_is_printed_as_none():
-    assert delta_text(0.0) == "0"

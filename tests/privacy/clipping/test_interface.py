@@ -1,7 +1,6 @@
 """What a caller may pass and when; every wrong use is an error that names what is wrong."""
 
-from collections import namedtuple
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,13 +8,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import register_dataclass
 
 from dpft.errors import InputError, RunError
-from dpft.privacy.clipping.clipper import ClippingOptions, PerExampleClipper
+from dpft.privacy.clipping.clipper import PerExampleClipper
 from tests.privacy.clipping.models import SYNTHETIC, gpt2, losses_of, records
 from tests.privacy.clipping.oracle import (
     ENGINES,
     TOLERANCE,
     Clipped,
-    assert_exact,
     clipped,
     distance,
     gradients_of,
@@ -23,6 +21,7 @@ from tests.privacy.clipping.oracle import (
     rows_of,
     unit_gradients,
 )
+from tests.rejections import rejects
 from tests.slowness import slow_but, slow_but_each
 
 NORM = 0.5
@@ -38,9 +37,6 @@ def layer_and_rows(count: int = 4) -> tuple[nn.Module, Tensor]:
     return nn.Linear(3, 3), torch.randn(count, 3)
 
 
-Pair = namedtuple("Pair", "inputs targets")
-
-
 @dataclass
 class Fields:
     inputs: Tensor
@@ -51,9 +47,7 @@ class Fields:
 register_dataclass(Fields, field_names=["inputs", "targets"], drop_field_names=["name"])
 TREES = {
     "tuple": (lambda x, y: (x, y), lambda b: b),
-    "list": (lambda x, y: [x, y], lambda b: b),
     "dictionary": (lambda x, y: {"x": x, "y": y}, lambda b: (b["x"], b["y"])),
-    "named tuple": (Pair, lambda b: (b.inputs, b.targets)),
     "dataclass": (Fields, lambda b: (b.inputs, b.targets)),
     "nested": (lambda x, y: {"a": [(x,), {"y": y}]}, lambda b: (b["a"][0][0], b["a"][1]["y"])),
 }
@@ -83,11 +77,11 @@ def test_a_leaf_with_another_leading_dimension_is_named(engine):
     with PerExampleClipper(layer, losses, NORM, engine=engine) as clipper:
         good = {"inputs": inputs, "class_weights": torch.ones(4)}
         clipper.self_check(good, rows_of(good, slice(3)))
-        with pytest.raises(InputError, match="class_weights"):
+        with rejects("batch['class_weights']"):
             clipper.accumulate(batch)
-        with pytest.raises(InputError, match="class_weights"):
+        with rejects("batch['class_weights']"):
             clipper.accumulate({"inputs": inputs, "class_weights": torch.tensor(1.0)})
-        with pytest.raises(InputError):
+        with rejects("batch"):
             clipper.accumulate({})
 
 
@@ -105,7 +99,7 @@ def test_nothing_is_accumulated_before_a_self_check(engine):
     layer, inputs = layer_and_rows()
     with (
         PerExampleClipper(layer, sums, NORM, engine=engine) as clipper,
-        pytest.raises(InputError, match="self_check"),
+        rejects(),
     ):
         clipper.accumulate(inputs)
     assert layer.weight.grad is None
@@ -117,7 +111,7 @@ def test_rows_that_are_not_whole_units_are_rejected(size, engine):
     layer, inputs = layer_and_rows()
     with PerExampleClipper(layer, sums, NORM, engine=engine) as clipper:
         clipper.self_check(inputs, inputs[:3])
-        with pytest.raises(InputError, match="unit"):
+        with rejects("rows_per_unit", size):
             clipper.accumulate(inputs, rows_per_unit=size)
 
 
@@ -136,17 +130,6 @@ def test_losses_of_a_wrong_shape_are_rejected_in_any_micro_batch(engine):
                 clipper.accumulate(inputs)
     after = gradients_of(layer)
     assert all(torch.equal(after[name], before[name]) for name in before)
-
-
-@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
-def test_losses_of_the_last_micro_batch_are_kept(engine):
-    layer, inputs = layer_and_rows()
-    with PerExampleClipper(layer, sums, NORM, engine=engine) as clipper:
-        clipper.self_check(inputs, inputs[:3])
-        for rows in (inputs, inputs[:2]):
-            clipper.accumulate(rows)
-            assert torch.allclose(clipper.losses, sums(layer, rows))
-            assert not clipper.losses.requires_grad
 
 
 @pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
@@ -234,33 +217,6 @@ def test_another_set_of_trainable_parameters_is_rejected_by_name(change, engine)
             clipper.accumulate(inputs)
 
 
-def swap_every_parameter(model: nn.Module) -> None:
-    """Replace each parameter by a new object of the same values, such as sharded models do."""
-    new: dict[Tensor, nn.Parameter] = {}
-    for module in model.modules():
-        for name, old in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if old not in new:
-                new[old] = nn.Parameter(old.detach().clone(), requires_grad=old.requires_grad)
-                new[old].grad = old.grad
-            module._parameters[name] = new[old]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
-def test_swapping_every_parameter_between_micro_batches_changes_no_sum(engine):
-    found = []
-    for swapping in (False, True):
-        model = gpt2()
-        with PerExampleClipper(model, losses_of, NORM, engine=engine) as clipper:
-            clipper.self_check(*SYNTHETIC)
-            for seed in (1, 2, 3):
-                clipper.accumulate(records(seed=seed))
-                if swapping:
-                    swap_every_parameter(model)
-        found.append(gradients_of(model))
-    assert all(torch.equal(found[1][name], found[0][name]) for name in found[0])
-
-
 @pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
 def test_a_backward_pass_of_the_callers_in_the_losses_is_rejected(engine):
     layer, inputs = layer_and_rows()
@@ -300,50 +256,29 @@ def test_a_weight_used_outside_its_layer_from_some_micro_batch_on_stays_exact():
     assert distance(Clipped(norms, gradients_of(model)), expected, NORM) <= TOLERANCE
 
 
-@pytest.mark.parametrize("norm", [0, -1.0, float("nan"), float("inf"), 1e-46, 1e30])
-def test_a_clipping_norm_that_is_not_positive_and_finite_is_rejected(norm):
-    with pytest.raises(InputError, match="max_grad_norm"):
-        PerExampleClipper(nn.Linear(1, 1), sums, norm)
-
-
 @pytest.mark.parametrize(
-    ("options", "word"),
+    ("key", "value"),
     [
-        ({"engine": "two_pass"}, "engine"),
-        ({"clipping": "global"}, "clipping"),
-        ({"loss_scale": 0.0}, "loss_scale"),
-        ({"loss_scale": float("inf")}, "loss_scale"),
+        *[("max_grad_norm", value) for value in (0, -1.0, float("inf"), 1e-46, 1e30)],
+        ("engine", "two_pass"),
+        ("clipping", "global"),
+        ("loss_scale", 0.0),
+        ("loss_scale", float("inf")),
     ],
 )
-def test_options_out_of_range_are_rejected_by_name(options, word):
-    with pytest.raises(InputError, match=word):
-        PerExampleClipper(nn.Linear(1, 1), sums, NORM, **options)
+def test_options_out_of_range_are_rejected_by_name(key, value):
+    with rejects(key, value):
+        PerExampleClipper(nn.Linear(1, 1), sums, **{"max_grad_norm": NORM} | {key: value})
 
 
 def test_a_model_without_a_trainable_parameter_is_rejected():
-    with pytest.raises(InputError, match="trainable"):
+    with rejects("model"):
         PerExampleClipper(nn.Linear(2, 2).requires_grad_(False), sums, NORM)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_trainable_parameters_in_half_precision_are_rejected_by_name(dtype):
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=dtype))
-    with pytest.raises(InputError, match=r"1\.weight"):
+def test_trainable_parameters_in_half_precision_are_rejected_by_name():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.bfloat16))
+    with rejects("1.weight", torch.bfloat16):
         PerExampleClipper(model, sums, NORM)
     model[1].requires_grad_(False)
     PerExampleClipper(model, sums, NORM)
-
-
-def test_options_make_a_clipper_and_do_not_change():
-    options = ClippingOptions(max_grad_norm=2.0, clipping="per_layer", groups=("*",))
-    assert options.make(nn.Linear(2, 1), sums).sensitivity == 2.0
-    with pytest.raises(FrozenInstanceError):
-        options.max_grad_norm = 3.0
-    with pytest.raises(InputError, match="loss_scale"):
-        ClippingOptions(max_grad_norm=1.0, loss_scale=0.5).make(nn.Linear(2, 1), sums)
-
-
-@pytest.mark.parametrize("engine", slow_but(("book_keeping",), ENGINES))
-def test_a_layer_that_is_the_whole_model(engine):
-    layer, inputs = layer_and_rows()
-    assert_exact(layer, sums, inputs, engine=engine)

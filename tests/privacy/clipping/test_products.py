@@ -240,18 +240,6 @@ def test_non_finite_units_are_seen_and_left_out(value: float, generator: torch.G
     )
 
 
-def test_gradients_are_formed_if_that_takes_no_more_memory() -> None:
-    small, large = torch.zeros(2, 8, 3), torch.zeros(2, 8, 100)
-    assert Outer(small, small).is_better_formed
-    assert not Outer(large, large).is_better_formed
-    square = torch.zeros(2, 8, 10)
-    assert Outer(square, square).is_better_formed
-    assert not Outer(square.half(), square.half()).is_better_formed  # float32 gradients are wider
-    ids = torch.zeros(2, 8, dtype=torch.int64)
-    assert Lookup(ids, small, 8).is_better_formed
-    assert not Lookup(ids, small, 9).is_better_formed
-
-
 @pytest.fixture
 def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the CPU multiply halves with float32 sums, as accelerators do."""

@@ -49,10 +49,6 @@ def test_words_come_by_count_and_name_whatever_their_order(quiet: GaussianHistog
     assert words_above_threshold(words[::-1], counts[::-1].copy(), quiet, KEY) == expected
 
 
-def test_no_words_are_released_as_none(quiet: GaussianHistogram) -> None:
-    assert words_above_threshold([], np.zeros(0), quiet, KEY) == []
-
-
 def test_a_count_that_the_grid_rounds_up_to_the_threshold_does_not_pass(
     quiet: GaussianHistogram, monkeypatch: pytest.MonkeyPatch
 ) -> None:

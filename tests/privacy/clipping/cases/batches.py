@@ -3,12 +3,11 @@
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from tests.privacy.clipping.cases.case import (
@@ -24,11 +23,8 @@ from tests.privacy.clipping.cases.nets import (
     HIDDEN,
     ROWS,
     WIDTH,
-    WORDS,
     Built,
     Net,
-    Words,
-    batch,
     ce,
     classes,
     classified,
@@ -93,10 +89,8 @@ def outputs() -> Iterator[Case]:
 
     forms: dict[str, tuple[Callable, Callable]] = {
         "logits in a dictionary": (lambda z, h: {"a": z}, lambda o: o["a"]),
-        "logits with a name": (Scores, lambda o: o.logits),
         "a mean next to the logits, unread": (lambda z, h: (z, h.mean(0)), lambda o: o[0]),
         "logits transposed": (lambda z, h: z.T, lambda o: o.T),
-        "logits in one line": (lambda z, h: z.flatten(), lambda o: o.view(-1, 3)),
         "logits in a closure": (lambda z, h: lambda: z, lambda o: o()),
     }
     for name, (give, take) in forms.items():
@@ -110,10 +104,6 @@ def outputs() -> Iterator[Case]:
             lambda z, h: (z, h.norm().item()),
             lambda o: o[0] / o[1],
         ),
-        "logits in a closure, scaled by the batch": (
-            lambda z, h: lambda: z / z.detach().abs().max(),
-            lambda o: o(),
-        ),
     }
     for name, (give, take) in mixed.items():
         yield mixing(name, lambda g=give, t=take: given(g, t))
@@ -123,9 +113,6 @@ RETURNED: dict[str, Callable[[Tensor], Any]] = {
     "the mean loss": torch.mean,
     "losses in a column": lambda losses: losses[:, None],
     "detached losses": torch.detach,
-    "a Python float": lambda losses: losses.mean().item(),
-    "losses twice over": lambda losses: torch.cat([losses, losses]),
-    "the first loss": lambda losses: losses[:1],
     "None": lambda losses: None,
 }
 
@@ -145,40 +132,10 @@ def not_a_batch() -> Iterator[Case]:
         ),
     )
     yield rejected(
-        "labels in a NumPy array",
-        lambda: net_trial(
-            losses=lambda m, x, y: ce(m(x), torch.from_numpy(y)),
-            draw=lambda rows: (features(rows, WIDTH), classes(rows).numpy()),
-        ),
-    )
-    yield rejected("texts in a list, padded by the losses", texts_in_a_list)
-    yield rejected("a 0-dimensional tensor", lambda: with_leaf(lambda rows: torch.tensor(1.0)))
-    yield rejected("class weights in the batch", lambda: with_leaf(lambda rows: torch.ones(3)))
-    yield rejected("one row more", lambda: with_leaf(lambda rows: torch.ones(rows + 1)))
-    yield rejected(
         "losses that are written for six rows",
         lambda: net_trial(losses=lambda m, x, y: ce(m(x).view(ROWS, 3), y)),
     )
     yield rejected("a batch drawn inside", lambda: net_trial(losses=drawn_inside))
-
-
-def with_leaf(leaf: Callable[[int], Tensor]) -> Trial:
-    """A batch of features, classes and one more tensor."""
-    return net_trial(
-        losses=lambda m, x, y, more: classified(m, x, y),
-        draw=lambda rows: (*batch(rows), leaf(rows)),
-    )
-
-
-def texts_in_a_list() -> Trial:
-    def losses(model: nn.Module, texts: list[Tensor]) -> Tensor:
-        ids = pad_sequence(texts, batch_first=True)
-        return ce(model(ids)[:, :-1].mT, ids[:, 1:]).mean(1)
-
-    def draw(rows: int) -> Any:
-        return ([torch.randint(0, WORDS, (n,)) for n in (7, 4, 8, 3, 5, 7)[:rows]],)
-
-    return net_trial(model=Words(), losses=losses, draw=draw)
 
 
 def drawn_inside(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -251,20 +208,11 @@ class Frozen:
     rows: Any
 
 
-class OwnDict(dict):
-    @property
-    def rows(self) -> Any:
-        return self["rows"]
-
-
 CONTAINERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
     "a model output": (lambda z: SequenceClassifierOutput(logits=z), lambda o: o.logits),
     "a dataclass": (Data, lambda o: o.rows),
-    "a namespace": (lambda z: SimpleNamespace(rows=z), lambda o: o.rows),
-    "a subclass of dict": (lambda z: OwnDict(rows=z), lambda o: o.rows),
-    "a read-only dict": (lambda z: MappingProxyType({"a": z}), lambda o: o["a"]),
     "nested containers": (
-        lambda z: Data([{"a": SimpleNamespace(b=(Frozen(OwnDict(rows=z)),))}]),
+        lambda z: Data([{"a": SimpleNamespace(b=(Frozen({"rows": z}),))}]),
         lambda o: o.rows[0]["a"].b[0].rows["rows"],
     ),
 }

@@ -25,13 +25,8 @@ def parts(mix: Mix = torch.clone) -> Callable[..., Tensor]:
 
 def uncalled() -> Iterator[Case]:
     """Yield losses that use the model's parts."""
-    mixes: dict[str, Mix] = {
-        "mean": lambda h: h + 0.5 * h.mean(0),
-        "detached mean": lambda h: h + 0.5 * h.detach().mean(0),
-        "detached running sum": lambda h: h + h.detach().cumsum(0),
-    }
-    for name, mix in mixes.items():
-        yield mixing(f"parts only, {name}", lambda mix=mix: net_trial(losses=parts(mix)))
+    centered = lambda h: h + 0.5 * h.detach().mean(0)  # noqa: E731
+    yield mixing("parts only, a detached mean", lambda: net_trial(losses=parts(centered)))
     yield exact("parts of the model only", lambda: net_trial(losses=parts()))
     yield unbatched("the model by functional_call", lambda: net_trial(losses=functional))
     yield unbatched("a weight used by the losses", lambda: net_trial(losses=by_hand))
@@ -55,12 +50,6 @@ def one_by_one(model: Net, x: Tensor, y: Tensor) -> Tensor:
     return torch.cat([ce(model(x[i : i + 1]), y[i : i + 1]) for i in range(len(x))])
 
 
-def in_halves(model: Net, x: Tensor, y: Tensor) -> Tensor:
-    half = (len(x) + 1) // 2
-    pieces = [ce(model(p), t) for p, t in ((x[:half], y[:half]), (x[half:], y[half:])) if len(p)]
-    return torch.cat(pieces)
-
-
 def referenced(model: Net, x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
         before = model(x)
@@ -81,24 +70,12 @@ def mean_reference(model: Net, x: Tensor, y: Tensor) -> Tensor:
     return (ce(model(x), y) - before).square()
 
 
-def self_distilled(model: Net, x: Tensor, y: Tensor) -> Tensor:
-    with torch.no_grad():
-        teacher = model(x).softmax(-1)
-    return -(teacher * model(x + 0.1).log_softmax(-1)).sum(1)
-
-
 def with_penalty(model: Net, x: Tensor, y: Tensor) -> Tensor:
     """Add a penalty on the gradient with respect to the input."""
     x = x.clone().requires_grad_()
     losses = ce(model(x), y)
     (slope,) = torch.autograd.grad(losses.sum(), x, create_graph=True)
     return losses + slope.square().sum(1)
-
-
-def adversarial(model: Net, x: Tensor, y: Tensor) -> Tensor:
-    x = x.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(ce(model(x), y).sum(), x)
-    return ce(model((x + 0.1 * slope.sign()).detach()), y)
 
 
 def two_views(model: Net, x: Tensor, y: Tensor) -> Tensor:
@@ -132,7 +109,6 @@ SEVERAL: dict[str, Callable[..., Tensor]] = {
     "two calls": several,
     "a reference without gradients": referenced,
     "a reference in evaluation mode": evaluating_reference,
-    "distillation of oneself": self_distilled,
     "two copies of each row in one call": two_copies,
     "the whole call recomputed": lambda m, x, y: ce(checkpoint(m, x, use_reentrant=False), y),
     "rows clamped in place": in_place,
@@ -140,12 +116,10 @@ SEVERAL: dict[str, Callable[..., Tensor]] = {
 }
 UNBATCHED: dict[str, Callable[..., Tensor]] = {
     "a call for each example": one_by_one,
-    "two halves of the batch": in_halves,
     "two views in one call": two_views,
     "rows sorted before the call and put back": in_order_of_size,
     "some rows through the model": some_rows,
     "a penalty on input gradients": with_penalty,
-    "adversarial rows": adversarial,
 }
 
 

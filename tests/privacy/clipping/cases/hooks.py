@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from tests.privacy.clipping.cases.case import (
@@ -15,7 +15,6 @@ from tests.privacy.clipping.cases.case import (
     exact,
     mixing,
     mixing_gradients,
-    rejected,
     unbatched,
 )
 from tests.privacy.clipping.cases.nets import Mix, Net, ce, net_trial
@@ -76,18 +75,6 @@ class ScaledByBatch(torch.autograd.Function):
         return grad * (1 + ctx.saved_tensors[0].mean().tanh())
 
 
-class ScaledByCount(torch.autograd.Function):
-    """Changes nothing in the forward pass; scales gradients by the number of rows."""
-
-    @staticmethod
-    def forward(ctx, h):
-        return h.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * len(grad)
-
-
 class ScaledByTheNext(ScaledByBatch):
     """Scales the gradient of every other row by what the row after it holds."""
 
@@ -134,7 +121,6 @@ class FrozenStem(Net):
 
 GRADIENTS: dict[str, Mix] = {
     "own backward that reads the batch": ScaledByBatch.apply,
-    "own backward that counts rows": ScaledByCount.apply,
     "own backward that reads the row after": ScaledByTheNext.apply,
     "activations kept in few bits": quantized_activations,
 }
@@ -144,11 +130,12 @@ def cases() -> Iterator[Case]:
     """Yield all cases of this file."""
     for name, mix in GRADIENTS.items():
         yield mixing_gradients(name, lambda m=mix: net_trial(m))
-        # Two rows of one unit may read each other.
-        in_units = exact if "row after" in name else mixing_gradients
-        yield in_units(f"{name}, units of two rows", lambda m=mix: net_trial(m, rows_per_unit=2))
+    # Two rows of one unit may read each other.
+    yield exact(
+        "own backward that reads the row after, units of two rows",
+        lambda: net_trial(ScaledByTheNext.apply, rows_per_unit=2),
+    )
     yield exact("own backward that reads its own row", lambda: net_trial(ScaledByItself.apply))
-    yield exact("a hook that scales", lambda: hooked(lambda module, args, out: out * 2))
     yield exact("a hook that reads", lambda: hooked(lambda module, args, out: None))
     yield mixing(
         "a hook that mixes", lambda: hooked(lambda module, args, out: out - out.mean(0).detach())
@@ -160,18 +147,7 @@ def cases() -> Iterator[Case]:
     yield mixing_gradients(
         "a hook that mixes gradients", lambda: tensor_hooked(lambda g: g - g.mean(0))
     )
-    yield mixing_gradients(
-        "a hook that normalizes gradients by the batch",
-        lambda: tensor_hooked(lambda g: g / g.norm()),
-    )
     # A parameter's hook runs on the rows' gradients of engine ``rows`` only.
     yield unbatched("a hook on a parameter", lambda: parameter_hooked(lambda g: 2 * g))
     yield mixing("a mean under a frozen stem", lambda: net_trial(model=FrozenStem(0.3)))
     yield exact("a frozen stem", lambda: net_trial(model=FrozenStem(0.0)))
-    yield rejected("a backward pass inside the losses", lambda: net_trial(losses=own_backward))
-
-
-def own_backward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    losses = ce(model(x), y)
-    losses.sum().backward(retain_graph=True)
-    return losses

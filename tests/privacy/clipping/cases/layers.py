@@ -32,43 +32,21 @@ from tests.privacy.clipping.cases.nets import (
 Layer = Callable[[], nn.Module]
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.dense = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return h + 0.3 * F.gelu(self.dense(self.norm(h)))
-
-
-def settled(layer: nn.Module, width: int) -> nn.Module:
-    layer(torch.zeros(1, width))
-    return layer
-
-
 VECTOR: dict[str, Layer] = {
-    "LazyLinear": lambda: settled(nn.LazyLinear(4), HIDDEN),
     "LayerNorm without affine": lambda: nn.LayerNorm(HIDDEN, elementwise_affine=False),
-    "PReLU": nn.PReLU,
     "PReLU of each feature": lambda: nn.PReLU(HIDDEN),
     "Unflatten": lambda: nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Linear(4, 3)),
     "in-place ReLU": lambda: nn.Sequential(nn.Linear(HIDDEN, 4), nn.ReLU(inplace=True)),
-    "twenty residual layers": lambda: nn.Sequential(*[Residual() for _ in range(20)]),
 }
 SEQUENCE: dict[str, Layer] = {
     "PReLU of each place": lambda: nn.PReLU(LENGTH),
     "adaptive pooling over time": lambda: nn.Sequential(nn.AdaptiveAvgPool1d(3), nn.Linear(3, 2)),
     "instance norm": lambda: nn.InstanceNorm1d(LENGTH, affine=True),
-    "instance norm without affine": lambda: nn.InstanceNorm1d(LENGTH),
-    "time flattened": lambda: nn.Sequential(nn.Flatten(), nn.Linear(LENGTH * HIDDEN, 3)),
     "ConvTranspose1d": lambda: nn.ConvTranspose1d(LENGTH, 3, 2, stride=2),
 }
 IMAGE: dict[str, Layer] = {
-    "pointwise Conv2d": lambda: nn.Conv2d(2, 3, 1),
     "ConvTranspose2d": lambda: nn.ConvTranspose2d(2, 3, 2, stride=2),
     "InstanceNorm2d": lambda: nn.InstanceNorm2d(2, affine=True),
-    "pixel shuffle": lambda: nn.Sequential(nn.Conv2d(2, 4, 1), nn.PixelShuffle(2)),
-    "global pooling": lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.AdaptiveAvgPool2d(1)),
     "channels last": lambda: nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last),
     "unfolded patches": lambda: nn.Sequential(nn.Unfold(2), nn.Conv1d(8, 3, 1)),
 }
@@ -76,7 +54,6 @@ IMAGE: dict[str, Layer] = {
 
 TABLE: dict[str, Layer] = {
     "EmbeddingBag": lambda: nn.EmbeddingBag(WORDS, 4),
-    "EmbeddingBag of sums": lambda: nn.EmbeddingBag(WORDS, 4, mode="sum"),
     "two tables, of words and of places": lambda: Built(
         lambda m, ids: torch.tanh(m.words(ids) + m.places(torch.arange(ids.shape[1]))),
         words=nn.Embedding(WORDS, 4),
@@ -141,17 +118,17 @@ def sequence(layer: nn.Module) -> Trial:
     return layer_trial(layer, LENGTH, HIDDEN)
 
 
-def attending(h: Tensor, attention: nn.Module, *, causal: bool = False) -> Tensor:
-    """Return a sequence's attention to itself; a layer may take the batch in dimension 1."""
+def attending(h: Tensor, attention: nn.Module) -> Tensor:
+    """Return a sequence's causal attention to itself; a layer may take the batch in dimension 1."""
     h = h if attention.batch_first else h.transpose(0, 1)
-    mask = torch.ones(LENGTH, LENGTH).triu(1).bool() if causal else None
+    mask = torch.ones(LENGTH, LENGTH).triu(1).bool()
     out = attention(h, h, h, attn_mask=mask)[0]
     return out if attention.batch_first else out.transpose(0, 1)
 
 
-def self_attention(*, causal: bool = False, **options: bool) -> nn.Module:
+def self_attention(**options: bool) -> nn.Module:
     attention = nn.MultiheadAttention(HIDDEN, 2, **{"batch_first": True} | options)
-    return Built(lambda m, h: attending(h, m.attention, causal=causal), attention=attention)
+    return Built(lambda m, h: attending(h, m.attention), attention=attention)
 
 
 def with_distances(m: nn.Module, h: Tensor) -> Tensor:
@@ -167,9 +144,8 @@ def with_class_token(m: nn.Module, h: Tensor) -> Tensor:
     return with_distances(m, h)[:, 0]
 
 
-def encoder(**options: object) -> nn.Module:
-    settings = {"dropout": 0.0, "batch_first": True, "dim_feedforward": 6} | options
-    return nn.TransformerEncoderLayer(HIDDEN, 2, **settings)
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(HIDDEN, 2, 6, dropout=0.0, batch_first=True)
 
 
 def padded(m: nn.Module, ids: Tensor) -> Tensor:
@@ -183,7 +159,6 @@ def attention() -> Iterator[Case]:
     project = lambda: nn.Linear(HIDDEN, 3 * HIDDEN)  # noqa: E731
     table: dict[str, Layer] = {
         "attention": self_attention,
-        "causal attention": lambda: self_attention(causal=True),
         "attention, batch in dimension 1": lambda: self_attention(batch_first=False),
         "attention with an extra key": lambda: self_attention(add_bias_kv=True),
         "attention by hand with distances": lambda: Built(
@@ -202,8 +177,6 @@ def attention() -> Iterator[Case]:
             distances=nn.Embedding(LENGTH + 1, 1),
         ),
         "an encoder layer": encoder,
-        "an encoder layer, norm first": lambda: encoder(norm_first=True),
-        "a frozen encoder layer": lambda: encoder().requires_grad_(False),
         "an encoder and a decoder": lambda: Built(
             lambda m, h: m.model(h[:, :3], h[:, 3:]),
             model=nn.Transformer(HIDDEN, 2, 1, 1, dim_feedforward=6, dropout=0.0, batch_first=True),
@@ -243,20 +216,14 @@ def time_first_losses(model: nn.Module, x: Tensor) -> Tensor:
 def recurrent() -> Iterator[Case]:
     """Yield recurrent layers of all kinds; no batched rule has to know them."""
     batch_first: dict[str, bool] = {"batch_first": True}
-    layers: dict[str, Layer] = {}
-    for kind in (nn.RNN, nn.GRU, nn.LSTM):
-        name = kind.__name__
-        layers[name] = lambda k=kind: k(HIDDEN, 3, **batch_first)
-        layers[f"{name}, last state"] = lambda k=kind: Built(
-            lambda m, h: first_tensor(m.cells(h)[1])[-1], cells=k(HIDDEN, 3, **batch_first)
-        )
-        layers[f"{name}, batch in dimension 1"] = lambda k=kind: Built(
-            lambda m, h: m.cells(h.transpose(0, 1))[0].transpose(0, 1), cells=k(HIDDEN, 3)
-        )
-    layers |= {
-        "LSTM both ways": lambda: nn.LSTM(HIDDEN, 2, bidirectional=True, **batch_first),
-        "two layers of GRU": lambda: nn.GRU(HIDDEN, 3, num_layers=2, **batch_first),
-        "LSTM with projection": lambda: nn.LSTM(HIDDEN, 4, proj_size=2, **batch_first),
+    layers: dict[str, Layer] = {
+        "LSTM": lambda: nn.LSTM(HIDDEN, 3, **batch_first),
+        "LSTM, last state": lambda: Built(
+            lambda m, h: first_tensor(m.cells(h)[1])[-1], cells=nn.LSTM(HIDDEN, 3, **batch_first)
+        ),
+        "LSTM, batch in dimension 1": lambda: Built(
+            lambda m, h: m.cells(h.transpose(0, 1))[0].transpose(0, 1), cells=nn.LSTM(HIDDEN, 3)
+        ),
         "cells step by step": lambda: Built(step_by_step, cell=nn.LSTMCell(HIDDEN, 3)),
         "a learned first state": lambda: Built(
             lambda m, h: m.cells(h, m.state.expand(-1, len(h), -1).contiguous())[0],

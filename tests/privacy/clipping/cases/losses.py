@@ -33,64 +33,30 @@ def balanced(logits: Tensor, y: Tensor) -> Tensor:
     return ce(logits, y, weight=len(y) / counts)
 
 
-def contrastive(logits: Tensor, y: Tensor) -> Tensor:
-    rows = F.normalize(logits, dim=-1)
-    return ce(rows @ rows.T / 0.5, torch.arange(len(y)))
-
-
 def ranks(values: list[float]) -> list[float]:
     ordered = sorted(values)
     return [1.0 + ordered.index(value) for value in values]
 
 
-def against_row_before(logits: Tensor, y: Tensor) -> Tensor:
-    return F.softplus(logits.roll(1, 0).sum(1) - logits.sum(1))
-
-
 COUPLED: dict[str, Losses] = {
     "loss over the number of rows": lambda z, y: ce(z, y) / len(y),
     "loss over the detached mean loss": lambda z, y: ce(z, y) / ce(z, y).detach().mean(),
-    "loss over the mean loss": lambda z, y: ce(z, y) / ce(z, y).mean(),
     "weights by rank": lambda z, y: ce(z, y) * (1 + ce(z, y).detach().argsort().argsort()),
-    "losses sorted": lambda z, y: ce(z, y).sort().values,
-    "focal weights by the batch's maximum": lambda z, y: ce(z, y) * (own(z, y) / own(z, y).max()),
-    "a softmax over the batch's losses": lambda z, y: ce(z, y) * ce(z, y).detach().softmax(0),
     "the hardest half only": lambda z, y: ce(z, y) * (ce(z, y) >= ce(z, y).median()),
     "classes balanced by the batch": balanced,
-    "contrast within the batch": contrastive,
-    "contrast with the row before": against_row_before,
-    "logits less the batch's mean": lambda z, y: ce(z - 0.2 * z.mean(0), y),
     "a hundredth of the detached mean loss": lambda z, y: (
         ce(z, y) * (1 + 0.01 * ce(z, y).detach().mean())
     ),
-    "margin to the first row": lambda z, y: F.softplus(z[:, 0] - 9 * z[0, 1].detach()),
-    "mean loss for every row": lambda z, y: ce(z, y).mean().expand(len(y)),
-    "losses of the rows before": lambda z, y: ce(z, y).cumsum(0),
-    "distillation to the next row": lambda z, y: F.mse_loss(
-        z, z.detach().roll(-1, 0), reduction="none"
-    ).sum(1),
     "a Python float of the mean": lambda z, y: ce(z, y) * ce(z, y).mean().item(),
     "variance of the batch": lambda z, y: ce(z, y) + F.relu(1 - z.std(0, correction=0)).sum(),
-    "sum of a list": lambda z, y: ce(z, y) / sum(ce(z, y).tolist()),
     "rank in a list": lambda z, y: ce(z, y) * torch.tensor(ranks(ce(z, y).tolist())),
-    "mixup by a fixed order": lambda z, y: ce(0.7 * z + 0.3 * z.roll(1, 0), y),
 }
-WEIGHTS = torch.tensor([0.5, 2.0, 1.0])
 SEPARATE: dict[str, Losses] = {
     "cross-entropy": ce,
-    "class weights": lambda z, y: ce(z, y, weight=WEIGHTS),
-    "label smoothing": lambda z, y: ce(z, y, label_smoothing=0.1),
-    "focal loss": lambda z, y: (1 - own(z, y)) ** 2 * ce(z, y),
-    "a constant tensor factor": lambda z, y: ce(z, y) * torch.tensor(0.3),
     "one class ignored": lambda z, y: ce(z, y, ignore_index=0),
-    "two tasks": lambda z, y: ce(z, y) + 0.5 * F.softplus(z[:, 0]),
-    "hinge": lambda z, y: F.multi_margin_loss(z, y, reduction="none"),
     "losses from a table": lambda z, y: (
         torch.arange(9.0).view(CLASSES, CLASSES)[y] * z.softmax(-1)
     ).sum(1),
-    "losses by Python, row by row": lambda z, y: torch.stack(
-        [ce(one[None], t[None])[0] * (2 if int(t) else 1) for one, t in zip(z, y, strict=True)]
-    ),
     "control flow by each row's value": lambda z, y: torch.stack(
         [row[0] if float(row[1]) > 0 else row[1] ** 2 for row in z]
     ),
@@ -99,9 +65,7 @@ SEPARATE: dict[str, Losses] = {
     )(z, y),
     "float64 losses": lambda z, y: ce(z.double(), y),
     "a loss of zero for some": lambda z, y: ce(z, y) * (y > 0),
-    "self-normalized": lambda z, y: ce(z, y) / (1 + ce(z, y).detach()),
     "complex values": lambda z, y: torch.fft.fft(z).abs().square().sum(1) * (1 + y),
-    "entropy": lambda z, y: -(z.softmax(-1) * z.log_softmax(-1)).sum(1),
     "zero losses with a gradient": lambda z, y: ce(z, y) - ce(z.detach(), y),
 }
 

@@ -10,9 +10,12 @@ from tests.privacy.clipping.cases.case import Batch, Case, Trial, either, exact,
 from tests.privacy.clipping.cases.nets import (
     CLASSES,
     HIDDEN,
+    LENGTH,
     ROWS,
     WIDTH,
+    WORDS,
     Net,
+    Words,
     batch,
     ce,
     classes,
@@ -54,6 +57,14 @@ def pairs(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     z = model(x)
     other = z.view(-1, 2, CLASSES).flip(1).reshape(-1, CLASSES)
     return F.softplus(z[:, 0] - other[:, 1])
+
+
+class Chooser(Words):
+    """Multiple choice: (b, choices, t) ids, flattened inside the model."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits = super().forward(ids.flatten(0, 1))
+        return logits.mean((1, 2)).view(ids.shape[:2])
 
 
 def units() -> Iterator[Case]:
@@ -102,4 +113,12 @@ def cases() -> Iterator[Case]:
     )
     yield exact("three batches", lambda: net_trial(sizes=(6, 4, 5)))
     yield exact("integers for inputs", lambda: net_trial(losses=of_integers))
+    yield exact(
+        "texts in a dimension of their own",
+        lambda: net_trial(
+            model=Chooser(),
+            losses=lambda model, ids: -model(ids).log_softmax(1)[:, 0],
+            draw=lambda rows: (torch.randint(0, WORDS, (rows, 3, LENGTH)),),
+        ),
+    )
     yield from units()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from tests.privacy.clipping.cases.case import Case, Trial, either, exact, unbatched
@@ -33,16 +33,6 @@ class Own(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         return self.run(h, *self.weights)
-
-
-class Symmetric(nn.Module):
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight.triu() + weight.triu(1).mT
-
-
-def symmetric(layer: nn.Module) -> nn.Module:
-    parametrize.register_parametrization(layer, "weight", Symmetric())
-    return layer
 
 
 def shared(layer: nn.Module) -> nn.Module:
@@ -89,22 +79,10 @@ NUMBER: tuple[int, ...] = ()
 SQUARE = (HIDDEN, HIDDEN)
 VECTOR: dict[str, Callable[[], nn.Module]] = {
     "a 0-dimensional temperature": lambda: Own(lambda h, t: h / t.exp(), NUMBER),
-    "a 0-dimensional gate": lambda: Own(lambda h, g: h + g * torch.tanh(h), NUMBER),
-    "a number for a power": lambda: Own(lambda h, p: (h.abs() + 0.1) ** p, NUMBER),
     "a scale of each feature": lambda: Own(lambda h, s: h * s, H),
     "a matrix by @": lambda: Own(lambda h, w: h @ w, (HIDDEN, 4)),
-    "a quadratic form": lambda: Own(
-        lambda h, w: torch.einsum("bi,ij,bj->b", h, w, h)[:, None], SQUARE
-    ),
-    "low rank": lambda: Own(lambda h, u, v: h + h @ u @ v, (HIDDEN, 2), (2, HIDDEN)),
-    "hard codes": lambda: Own(lambda h, c: h + c[torch.cdist(h, c).argmin(1)], (3, HIDDEN)),
     "a weight used twice": lambda: Own(lambda h, w: torch.tanh(h @ w) @ w, SQUARE),
     "a weight and its transpose": lambda: Own(lambda h, w: (h @ w) @ w.T, (HIDDEN, 3)),
-    "an orthogonal weight": lambda: Own(lambda h, w: h @ torch.matrix_exp(w - w.T), SQUARE),
-    "experts by softmax": lambda: Own(
-        lambda h, g, w: torch.einsum("be,bi,eio->bo", (h @ g).softmax(-1), h, w),
-        (HIDDEN, 3), (3, HIDDEN, 4),
-    ),
     "complex weights": lambda: Own(
         lambda h, re, im: torch.view_as_real(h.to(torch.complex64) @ torch.complex(re, im)),
         (HIDDEN, 3), (HIDDEN, 3),
@@ -115,8 +93,6 @@ VECTOR: dict[str, Callable[[], nn.Module]] = {
     ),
     "weight norm, old": lambda: weight_norm(nn.Linear(HIDDEN, 4)),
     "weight norm, parametrized": lambda: parametrizations.weight_norm(nn.Linear(HIDDEN, 4)),
-    "orthogonal, parametrized": lambda: parametrizations.orthogonal(nn.Linear(HIDDEN, HIDDEN)),
-    "own parametrization": lambda: symmetric(nn.Linear(HIDDEN, HIDDEN)),
     "pruned": lambda: prune.random_unstructured(nn.Linear(HIDDEN, 4), "weight", 0.3),
     "a layer shared in a row": lambda: shared(nn.Linear(HIDDEN, HIDDEN)),
     "a weight and its transpose, in two layers": lambda: Built(
@@ -268,10 +244,6 @@ def spectral(*, training: bool) -> Trial:
     return trial
 
 
-def root(shape: tuple[int, ...]) -> Trial:
-    return only_layer_trial(Own(torch.mul, shape), lambda rows: features(rows, HIDDEN))
-
-
 def cases() -> Iterator[Case]:
     """Yield all cases of this file."""
     for name, make in VECTOR.items():
@@ -330,8 +302,10 @@ def cases() -> Iterator[Case]:
     )
     yield exact("spectral norm in evaluation mode", lambda: spectral(training=False))
     yield either("spectral norm in training mode", lambda: spectral(training=True))
-    yield exact("a parameter of the root module", lambda: root(H))
-    yield exact("a number of the root module", lambda: root(NUMBER))
+    yield exact(
+        "a parameter of the root module",
+        lambda: only_layer_trial(Own(torch.mul, H), lambda rows: features(rows, HIDDEN)),
+    )
     yield unbatched(
         "a penalty on the weights",
         lambda: only_layer_trial(
