@@ -44,7 +44,7 @@ SHORT = (
     "train.micro_batch_size=8",
 )  # fmt: skip
 GPT2 = ("model=gpt2", "model.init=random", *SHORT)
-LLAMA = ("model=llama", "method=lora", *SHORT)
+LLAMA = ("model=llama-3.2-1b", "method=lora", *SHORT)
 RUNS = {
     "embedded, full": EMBEDDED,
     "embedded, LoRA": (*EMBEDDED, "method=lora"),
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         models = {
             "model=gpt2": shape_of_gpt2(Path(scratch) / "gpt2"),
-            "model=llama": llama(Path(scratch) / "llama"),
+            "model=llama-3.2-1b": llama(Path(scratch) / "llama"),
         }
         for number, name in enumerate(options.runs):
             words = [*EVERY_RUN, *RUNS[name], f"train.num_threads={options.threads}"]

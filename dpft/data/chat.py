@@ -83,8 +83,8 @@ class ChatEncoding(TextEncoding):
         if self.tokenizer.chat_template is None:
             raise InputError(
                 "task.messages needs a tokenizer with a chat template, but the model's tokenizer"
-                " has none. Choose an instruction-tuned model, add chat_template.jinja to"
-                " model.path, or use task.prompt and task.target.",
+                " has none. Choose an instruction-tuned model, such as model=smollm2-135m-instruct,"
+                " add chat_template.jinja to model.path, or use task.prompt and task.target.",
                 key="task.messages",
             )
         assert self.ending  # looked up here: a template that does not fit is rejected early

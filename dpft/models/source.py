@@ -27,6 +27,7 @@ QUANTIZATIONS = (UNQUANTIZED, "nf4", "int8")
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 TIMM = "timm_wrapper"
 """transformers' model type of a model of timm, which comes with torchvision or not at all."""
+GGUF = ".gguf"
 TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model"),
     *("spm.model", "sentencepiece.bpe.model"),
@@ -42,6 +43,9 @@ class ModelConfig(Section):
     """Repository on the Hugging Face hub."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
+    license: str | None = None
+    """The Hub's identifier of the weights' license, such as apache-2.0; null: not known. Set it
+    with model.path or model.hub_name if those weights have another."""
     path: str | None = None
     """Local folder written by ``save_pretrained``."""
     embedded: bool = False
@@ -184,6 +188,14 @@ def loading_errors(config: ModelConfig, wanted: str = "language model") -> Itera
         raise
     except (OSError, ValueError, RuntimeError, SafetensorError, ImportError) as error:
         key, value = address(config)
+        if _is_gated(error):
+            raise InputError(
+                f"{origin(config)} is a gated model, and the Hub denied access to it. Accept its"
+                f" license at https://huggingface.co/{config.hub_name}, then log in.",
+                key=key,
+                value=value,
+                hint="hf auth login",
+            ) from error
         if isinstance(error, ImportError) and "timm" in str(error).lower():
             raise InputError(
                 f"{origin(config)} needs timm, {_lack_of_timm()}.", key=key, value=value
@@ -195,6 +207,15 @@ def loading_errors(config: ModelConfig, wanted: str = "language model") -> Itera
             key=key,
             value=value,
         ) from error
+
+
+def _is_gated(error: BaseException | None) -> bool:
+    """Return whether the Hub refused access to a gated model; transformers wraps its error."""
+    from huggingface_hub.errors import GatedRepoError
+
+    while error is not None and not isinstance(error, GatedRepoError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _lack_of_timm() -> str:
@@ -244,6 +265,8 @@ def check_folder(config: ModelConfig, folder: Path) -> None:
         InputError: There is no folder, or no config.json in it.
     """
     key, value = address(config)
+    if not (folder / "config.json").is_file():
+        _reject_gguf(config, folder)
     if not folder.is_dir():
         raise InputError(
             f"{origin(config)} must be a folder with a model, but no such folder exists. Give a"
@@ -256,6 +279,24 @@ def check_folder(config: ModelConfig, folder: Path) -> None:
             f"{origin(config)} must contain config.json. Give a folder written by save_pretrained.",
             key=key,
             value=value,
+        )
+
+
+def _reject_gguf(config: ModelConfig, place: Path) -> None:
+    """Reject a GGUF file, or a folder that contains one.
+
+    Raises:
+        InputError: It is one, or contains one.
+    """
+    is_file = place.suffix == GGUF and not place.is_dir()
+    file = place if is_file else next(place.glob(f"*{GGUF}"), None)
+    if file is not None:
+        raise InputError(
+            f"{origin(config)} has its weights in a GGUF file, and dpft reads safetensors. Convert"
+            f" them with transformers, by from_pretrained(..., gguf_file={file.name!r}) and"
+            " save_pretrained, as docs/how-to/lora.md shows.",
+            key="model.path",
+            value=config.path,
         )
 
 
@@ -274,6 +315,7 @@ def check_weight_files(config: ModelConfig, folder: Path) -> None:
             value=value,
         )
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
+        _reject_gguf(config, folder)
         raise InputError(
             f"{origin(config)} contains no weights ({' or '.join(WEIGHT_FILES)}; other formats are"
             " not read). Give a folder that does, or train from random weights.",

@@ -177,7 +177,7 @@ def test_the_users_norm_keeps_how_the_recipe_clips() -> None:
 @pytest.mark.slow
 def test_a_folder_alone_is_a_model_of_its_own_and_keeps_nothing_of_gpt2() -> None:
     assert with_model_of_path(["model.path=mine"]) == ["model=local", "model.path=mine"]
-    for named in (["model=llama", "model.path=a"], ["experiment=demo", "model.path=a"], ["a=b"]):
+    for named in (["model=gpt2", "model.path=a"], ["experiment=demo", "model.path=a"], ["a=b"]):
         assert with_model_of_path(named) == named
     assert with_model_of_path(["model.path=null"]) == ["model.path=null"]
     command = loaded("train", checked_overrides(["model.path=mine", "method=lora", "privacy=none"]))

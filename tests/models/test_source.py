@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import GatedRepoError
 
 from dpft.config.load import from_values
 from dpft.models import source
@@ -76,3 +77,40 @@ def test_an_incomplete_folder_is_refused_by_what_it_lacks(tmp_path, check, missi
         (tmp_path / "adapter_config.json").touch()
         with rejects("model.path", str(tmp_path)):
             check(local(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_gguf_file_is_refused_with_the_way_to_convert_it(tmp_path: Path, is_file: bool) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    place = file if is_file else tmp_path
+    with rejects("model.path", str(place)) as faults:
+        source.check_folder(local(place), place)
+    assert "gguf_file='model.gguf'" in faults[0].message
+
+
+def test_a_gguf_file_beside_config_json_or_safetensors_matters_only_to_weights(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.gguf").touch()
+    source.check_folder(local(tmp_path), tmp_path)
+    with rejects("model.path", str(tmp_path)) as faults:
+        source.check_weight_files(local(tmp_path), tmp_path)
+    assert "gguf_file=" in faults[0].message
+    (tmp_path / "model.safetensors").touch()
+    source.check_weight_files(local(tmp_path), tmp_path)
+
+
+def test_a_gated_model_names_the_page_of_its_license_and_the_login() -> None:
+    name = "meta-llama/Llama-3.2-1B"
+    with (
+        rejects("model.hub_name", name) as faults,
+        loading_errors(ModelConfig(name="x", hub_name=name)),
+    ):
+        try:
+            raise GatedRepoError.__new__(GatedRepoError)  # its constructor wants a response
+        except GatedRepoError as error:
+            raise OSError("You are trying to access a gated repo.") from error
+    assert f"https://huggingface.co/{name}" in faults[0].message
+    assert faults[0].hint == "hf auth login"

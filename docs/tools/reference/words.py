@@ -153,9 +153,10 @@ only in seeds. It computes ε from each run's ledger and never shows scores of p
     "list": CommandWords(
         intro="""
 `dpft list` names the tasks, models, methods, recipes or metrics there are, with a line on each.
-What is listed may be given as a word alone, as in `dpft list tasks`.
+What is listed may be given as a word alone, as in `dpft list tasks`. Models also have their number
+of parameters, their license, and the memory that LoRA needs as `dpft plan` estimates it.
 """,
-        examples=("dpft list tasks", "dpft list recipes output=json"),
+        examples=("dpft list tasks", "dpft list models", "dpft list recipes output=json"),
     ),
     "doctor": CommandWords(
         intro="""
