@@ -140,9 +140,8 @@ def choose_metrics(metrics: Sequence[str], wanted: Sequence[str]) -> list[str]:
     for name in wanted:
         if name not in names:
             raise InputError(
-                f"metric must be one of the runs' public scores, got {name!r}; these are"
-                f" {', '.join(names) or 'none'}. Scores of private splits are only in each run's"
-                f" {PRIVATE_METRICS}.",
+                f"metric must be a public score of the runs ({', '.join(names) or 'none here'}),"
+                f" got {name!r}. Private scores are only in {PRIVATE_METRICS} of each run.",
                 key="metric",
                 value=name,
             )

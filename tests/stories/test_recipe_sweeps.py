@@ -23,7 +23,7 @@ def test_a_sweep_of_a_figure_ends_in_its_plot(tmp_path) -> None:
     assert "; what all of them cost: dpft account runs=sweep\n" in outcome.out
     report = ("report", "runs=sweep", f"over=[{','.join(AXES)}]")
     refused = workspace.refusal(*report, "metric=bleu")  # Scores of a user's own records.
-    assert "there are none. Scores of private splits are only in" in refused
+    assert "private/metrics.json" in refused
     rows = json.loads(workspace.run(*report, "output=json").out)["runs"]
     assert [tuple(row[key] for key in AXES) for row in rows] == [
         (0.001, 4), (0.001, 8), (0.002, 4), (0.002, 8)
