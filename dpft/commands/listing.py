@@ -80,7 +80,7 @@ def list_names(config: ListConfig) -> None:
         rows = [HEADER, *(_cells(name, model) for name, model in models().items())]
     else:
         lines = listed(config.what)
-        listing, rows = Listing(**{config.what: lines}), [*lines.items()]
+        listing, rows = Listing.model_validate({config.what: lines}), [*lines.items()]
     if config.output == "json":
         print(json.dumps(as_json(listing), indent=2, ensure_ascii=False))
     else:
