@@ -41,7 +41,7 @@ class Fault:
     """
 
     message: str
-    """What is wrong and why, in at most two sentences."""
+    """The fault and its reason, in at most two sentences."""
     key: str | None = None
     """The configuration key, argument, column or file that the message is about."""
     value: Any = field(default=None, compare=False)

@@ -49,11 +49,11 @@ class ListedModel(StrictModel):
     """Peak memory of one process in GB (10^9 bytes), as ``dpft plan`` estimates it for method=lora
     of rank 8 and one record at once, of 512 tokens or one image."""
     description: str
-    """What it is."""
+    """Description in one line."""
 
 
 class Listing(StrictModel):
-    """What was asked for, by name."""
+    """The names of the requested kind, each with its description."""
 
     tasks: Mapping[str, str] | None = None
     """The tasks, each with a line."""
