@@ -19,7 +19,7 @@ SUBCOMMANDS = {
     "generate": "write synthetic records with a trained model, at no further epsilon",
     "synthesize": "make a synthetic table of a private one, and say what it is worth",
     "account": "compute epsilon from noise, noise from epsilon, or what runs have spent",
-    "export": "write a run's model as a folder to hand on, LoRA merged if asked",
+    "export": "write a run's model to a folder or upload it to the Hugging Face Hub",
     "plan": "say what a training run would cost, without training",
     "audit": "attack a run's model, and set what was found beside what its report promises",
     "report": "make tables and plots of many runs",

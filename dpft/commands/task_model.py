@@ -313,11 +313,14 @@ def save_model(
 
 
 def check_base(saved: Path, model: ModelConfig) -> None:
-    """Refuses another base than the one that an adapter was trained on.
+    """Check that a base model is the one that an adapter was trained on.
 
     Args:
-        saved: The adapter's folder, whose digests were held against the ledger.
+        saved: The adapter's folder, whose digests were compared with the ledger.
         model: The base, as the run's configuration names it now.
+
+    Raises:
+        StateError: The base is another model.
     """
     recorded = recorded_base(saved)
     if recorded is None:
@@ -328,6 +331,7 @@ def check_base(saved: Path, model: ModelConfig) -> None:
         actual = None
     if actual != recorded:
         raise StateError(
-            f"{origin(model)} is not the model that the run trained on, because its digest differs"
-            f" from the one in {saved / TENSORS}. Restore its weights, or the run's config.yaml."
+            f"{origin(model)} is not the base model of {saved}: its digest is {actual}, but the run"
+            f" trained on {recorded} (in {saved / TENSORS}). Restore the weights, or the run's"
+            " config.yaml."
         )

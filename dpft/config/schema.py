@@ -439,12 +439,30 @@ class EvaluateConfig(Section):
 class ExportConfig(Section):
     """``dpft export``, conf/export.yaml."""
 
+    command_examples: ClassVar[tuple[str, ...]] = (
+        "run=outputs/2026-01-31/12-00-00 to=my-model",
+        "run=outputs/2026-01-31/12-00-00 merge=true push_to_hub=USER/NAME",
+        "run=outputs/2026-01-31/12-00-00 dry_run=true",
+    )
+
     run: str = Field(examples=["outputs/2026-01-31/12-00-00"])
     """Folder of a run."""
     to: str | None = None
-    """Folder to write; None: ``export`` in the run's."""
+    """Folder to write; null: ``export`` in the run's folder, or no folder with push_to_hub."""
     merge: bool = False
-    """Write one whole model, LoRA's change added to the base's weights."""
+    """Add LoRA's change to the base's weights and write one whole model."""
+    base_model: str | None = None
+    """Hub id of the base model, such as openai-community/gpt2; null: model.hub_name of the run. An
+    adapter needs it."""
+    license: str | None = None
+    """License of the exported model, by the Hub's identifier, such as apache-2.0; null: the base
+    model's license."""
+    push_to_hub: str | None = Field(default=None, examples=["USER/NAME"])
+    """Repository on the Hugging Face Hub to upload the export to; created if it does not exist."""
+    private: bool = True
+    """Create a private repository; false: a public one."""
+    dry_run: bool = False
+    """Print the files and the model card, and write and upload nothing."""
 
 
 class GenerateConfig(Section):

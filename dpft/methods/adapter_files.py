@@ -141,8 +141,8 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 
     ``adapter_config.json`` names the base as it was given to ``from_pretrained``: its hub name or
     its folder. A base without either (``name_or_path`` empty: initialized at random) is saved
-    under ``base/``, and named by that folder as ``address`` does. peft's README.md is a form to
-    fill in; it stays where its ``base_model`` is a name on the hub, as its readers take it to be.
+    under ``base/``, and named by that folder as ``address`` does. ``dpft export`` writes the model
+    card, so peft's empty one is removed.
     """
     adapted: Any = model
     folder = folder.resolve()
@@ -163,8 +163,7 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
         partial = weights.with_name(f".{weights.name}.partial")
         save_file({**load_file(weights), **added}, partial, metadata={"format": "pt"})
         partial.replace(weights)
-    if Path(source).is_dir():
-        (folder / CARD).unlink()
+    (folder / CARD).unlink()
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
@@ -188,13 +187,17 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     return cast(PreTrainedModel, loaded.requires_grad_(False))
 
 
-def relocate_adapter(folder: Path, to: Path) -> None:
-    """Makes a copied adapter's config name the base in it, if it has one, by its new place."""
-    if base_folder(folder) is None:
-        return
-    config = json.loads((folder / CONFIG).read_text())
-    config["base_model_name_or_path"] = address(to / BASE)
-    write_text(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True))
+def name_base(folder: Path, base_model: str | None, revision: str | None) -> None:
+    """Replace the path of the base in an exported adapter's settings by the base's Hub id.
+
+    Args:
+        folder: The exported adapter.
+        base_model: Hub id; None: the base is in the folder, and a loader must be given it.
+        revision: Of the base on the Hub.
+    """
+    settings = json.loads((folder / CONFIG).read_text())
+    settings |= {"base_model_name_or_path": base_model, "revision": revision}
+    write_text(folder / CONFIG, json.dumps(settings, indent=2, sort_keys=True))
 
 
 def address(folder: Path) -> str:

@@ -160,10 +160,6 @@ class Method(Section, ABC):
         """
         raise NotImplementedError(f"method={self.name} saves the whole model.")
 
-    def relocate(self, folder: Path, to: Path) -> None:
-        """Corrects, in a copy of what ``save`` wrote, the paths that name where it lies."""
-        return
-
     def merge(self, model: "PreTrainedModel") -> "PreTrainedModel":
         """Returns the trained model as one that needs no base; LoRA adds its change to the weights.
 

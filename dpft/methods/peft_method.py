@@ -74,12 +74,6 @@ class PeftMethod(Method):
 
         return load_adapter(model, folder)
 
-    def relocate(self, folder: Path, to: Path) -> None:
-        """Makes a copied adapter name the base in it, if it has one, by its new place."""
-        from dpft.methods.adapter_files import relocate_adapter
-
-        relocate_adapter(folder, to)
-
 
 def task_type(model: "PreTrainedModel") -> "TaskType | None":
     """Return peft's name for the model's task; None for one without, such as masked LM."""

@@ -1,18 +1,14 @@
-"""Write a run's report.md, report.html and model card from its public files.
+"""Write a run's report.md and report.html from its public files.
 
-Reports hold public quantities only; what training saw of the records stays in private/. The card
-(README.md beside the weights, in the form that the Hugging Face hub reads) travels with the model:
-it says what the model guarantees and for whom, and scores of public splits only
-(docs/dev/design.md, rule 8). It names no folder of the machine, and no license: whether the base
-and the records allow one, dpft cannot know. The command that runs a run again leaves out seeds, and
-paths that the user did not write, which name a machine and its owner; ``privacy.noise_seed`` even
-where it was written, for whoever knows it can subtract the noise.
+Reports contain public quantities only; everything that training derived from the records stays in
+private/. The command that repeats a run omits seeds and paths that the user did not write, because
+paths name a machine and its owner. It always omits ``privacy.noise_seed``, because anyone who knows
+the seed can subtract the noise.
 
 A private vocabulary has a report too, and a table that its command prints: all of it follows from
 privacy.json and from the words that were released.
 """
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from markupsafe import Markup
 
-from dpft.config.schema import TrainConfig
-from dpft.evaluation.scores import PRIVATE_SPLIT, ScoreEntry
+from dpft.evaluation.scores import PRIVATE_SPLIT
 from dpft.generation.decoding import DecodeConfig
 from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.privacy.mechanisms.histogram import GaussianHistogram
@@ -38,7 +33,6 @@ from dpft.reports.privacy_json import (
     RunPrivacy,
     Vocabulary,
     guarantee,
-    is_promised,
 )
 from dpft.reports.published import PUBLISHED_NOTE, published_table
 from dpft.reports.rendering import (
@@ -51,8 +45,6 @@ from dpft.reports.rendering import (
 )
 from dpft.reports.run_record import (
     RunRecord,
-    model_name,
-    model_title,
     read_run,
     shown,
 )
@@ -69,7 +61,6 @@ from dpft.reports.scores import (
 from dpft.reports.sections import HEAD_COMMAND, PREDICTABLE, sections
 from dpft.run_folder import (
     HISTOGRAM,
-    MODEL,
     PAGE,
     PRIVATE_METRICS,
     PRIVATE_REPORT,
@@ -78,103 +69,9 @@ from dpft.run_folder import (
     is_base_model,
     write_text,
 )
-from dpft.tasks.base import TASKS, LabelTask, SeqToSeqTask, Task
-from dpft.tasks.glue import TEXT2TEXT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-CARD = "README.md"
-ADAPTER = "adapter_config.json"
-WHOLE = ("model.safetensors", "model.safetensors.index.json")
-
-
-def write_card(record: RunRecord, folder: Path) -> None:
-    """Writes README.md into a folder with the run's model, over one that another library wrote."""
-    write_text(folder / CARD, render_card(record, folder))
-
-
-def render_card(record: RunRecord, folder: Path) -> str:
-    """Returns the card."""
-    config, privacy = record.config, record.privacy
-    public = [entry for entry in record.after() if entry.split_is_public and entry.metrics]
-    name = model_title(config, privacy)
-    private = is_promised(privacy)
-    parts = sections(config, privacy, public)
-    return render_markdown(
-        "card.md.j2",
-        **{**parts, "title": f"{name} on {config.task.name}, method {config.method.name}"},
-        front_matter=_front_matter(config, public, folder, private=private),
-        tables=score_tables(public),
-        pooled=_is_pooled(folder),
-    )
-
-
-def _is_pooled(folder: Path) -> bool:
-    """Returns whether a model is ``PooledClassifier``, which transformers reads wrong."""
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return "PooledClassifier" in (config.get("architectures") or ())
-
-
-def _front_matter(
-    config: TrainConfig, public: list[ScoreEntry], folder: Path, *, private: bool
-) -> str:
-    from huggingface_hub import EvalResult, ModelCardData
-
-    elsewhere = config.model.path or config.model.embedded or config.model.init == "random"
-    base = None if elsewhere else config.model.hub_name
-    data = _dataset(config.task)
-    method, task = config.method.name, config.task.name
-    results = [
-        EvalResult(
-            task_type=_kind(config.task),
-            dataset_type=data,
-            dataset_name=entry.task,
-            dataset_split=entry.split,
-            metric_type=name,
-            metric_value=value,
-        )
-        for entry in public
-        for name, value in entry.metrics.items()
-        if data is not None
-    ]
-    whole = any((folder / name).exists() for name in WHOLE) and not _is_pooled(folder)
-    library = "peft" if (folder / ADAPTER).exists() else "transformers" if whole else None
-    relation = "adapter" if library == "peft" else "finetune"
-    card = ModelCardData(
-        base_model=base,
-        base_model_relation=None if base is None else relation,
-        datasets=None if data is None else [data],
-        library_name=library,
-        tags=["dpft", *(["differential-privacy"] if private else []), method, task],
-        model_name=f"{model_name(config.model)}-{task}-{method}" if results else None,
-        eval_results=results or None,
-    )
-    return str(card.to_yaml()).strip()
-
-
-def _dataset(task: Task) -> str | None:
-    """Return the name of published data on the Hugging Face Hub, or None for other data."""
-    task_class = TASKS.entries().get(task.name)
-    if task_class is None or task_class.published_hub_name is None or task.data_dir is not None:
-        return None
-    source, train = task.source, task.urls.get("train")
-    published_url = task_class.published_urls.get("train")
-    from_hub = source == "hub" and task.hub_name == task_class.published_hub_name
-    from_url = source == "url" and train is not None and train == published_url
-    return task_class.published_hub_name if from_hub or from_url else None
-
-
-def _kind(task: Task) -> str:
-    """Return the name that the Hugging Face Hub uses for this type of task."""
-    task_class = TASKS.entries().get(task.name, Task)
-    if getattr(task, "objective", None) == TEXT2TEXT or issubclass(task_class, SeqToSeqTask):
-        return "text2text-generation"
-    if not issubclass(task_class, LabelTask):
-        return "text-generation"
-    return f"{task_class.modality}-classification"
 
 
 SECRET = "privacy.noise_seed"
@@ -240,15 +137,13 @@ def _key(word: str) -> str:
 
 
 def write_report(folder: Path, privacy: RunPrivacy) -> RunRecord:
-    """Writes report.md, report.html and the model's card from the other public files of a run.
+    """Write report.md and report.html from the other public files of a run.
 
     Returns:
         What those files say.
     """
     record = read_run(folder, privacy)
     report = render(record)
-    if (folder / MODEL).is_dir():
-        write_card(record, folder / MODEL)
     write_text(folder / PAGE, render_run_page(record, report))
     write_text(folder / REPORT, report)
     return record

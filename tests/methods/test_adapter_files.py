@@ -17,7 +17,7 @@ from dpft.methods.adapter_files import (
     load_adapter,
     load_settings,
     load_trained,
-    relocate_adapter,
+    name_base,
     save_trained,
 )
 from tests.methods.shapes import fresh, recipe
@@ -68,13 +68,13 @@ def saved_adapter(folder: Path, name_or_path: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_base_from_the_hub_is_named_in_the_config_and_on_the_card(tmp_path: Path) -> None:
+def test_a_base_from_the_hub_is_named_in_the_config(tmp_path: Path) -> None:
     assert saved_adapter(tmp_path, "org/base") == "org/base"
-    assert "base_model: org/base" in (tmp_path / "README.md").read_text()
+    assert not (tmp_path / "README.md").exists()
 
 
 @pytest.mark.parametrize("given", ["here", "outside"])
-def test_a_local_base_is_named_as_it_was_given_and_has_no_card(
+def test_a_local_base_is_named_as_it_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -82,17 +82,16 @@ def test_a_local_base_is_named_as_it_was_given_and_has_no_card(
     (tmp_path / "outside").mkdir()
     name = "here" if given == "here" else str(tmp_path / "outside")
     assert saved_adapter(tmp_path / "adapter", name) == name
-    assert not (tmp_path / "adapter" / "README.md").exists()
 
 
-def test_a_random_base_is_named_where_it_lies_now_and_after_a_move(
+def test_a_random_base_is_named_by_its_folder_until_an_export_names_it_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert saved_adapter(tmp_path / "adapter", "") == "adapter/base"
-    relocate_adapter(tmp_path / "adapter", tmp_path / "elsewhere")
+    name_base(tmp_path / "adapter", "acme/base", "v1")
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == "elsewhere/base"
+    assert (config["base_model_name_or_path"], config["revision"]) == ("acme/base", "v1")
 
 
 def test_an_address_is_relative_inside_the_working_directory_alone(

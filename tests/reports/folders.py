@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from dpft.constants import CAUSAL
+from dpft.reports.card import ExportedModel
 from dpft.reports.privacy_json import read_privacy
 from dpft.reports.run_record import RunRecord, model_name, read_run, write_metrics
 from tests.reports.plain import config_of, whole_config
@@ -93,3 +95,13 @@ def run_config(rate: float, size: float, **sections: Mapping[str, Any]) -> dict[
     values = {"model": {"name": "gpt2"}, "train": train, "privacy": {"name": "dp"}, **sections}
     merged = {name: {**CONFIG[name], **section} for name, section in values.items()}
     return {**CONFIG, **merged, "reference_maps": [MAP]}
+
+
+EXPORTED = ExportedModel(
+    kind=CAUSAL,
+    auto_class="AutoModelForCausalLM",
+    base_model="openai-community/gpt2",
+    license="mit",
+    repository=None,
+)
+"""A causal language model, as an export describes it to its card."""

@@ -6,18 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from huggingface_hub import ModelCard
 from matplotlib.figure import Figure
 
 from dpft.evaluation.predictions import Sample
-from dpft.models.architecture import PooledClassifier
 from dpft.reports import rendering as pages
+from dpft.reports.card import render_card
 from dpft.reports.privacy_json import read_privacy
 from dpft.reports.rendering import epsilon_plot, epsilon_points
-from dpft.reports.report import render, render_run_page, write_card, write_report
+from dpft.reports.report import render, render_run_page, write_report
 from dpft.reports.run_record import RunRecord
-from tests.models import small
-from tests.reports.folders import EVIL, read, write_run
+from tests.reports.folders import EVIL, EXPORTED, read, write_run
 from tests.reports.plain import plain, privacy_of
 from tests.reports.test_privacy_record import LEDGER
 from tests.reports.test_report import non_private, private
@@ -85,10 +83,13 @@ def test_names_reasons_and_paths_are_escaped_everywhere(tmp_path: Path) -> None:
         model={"name": EVIL},
         privacy={"warnings": [EVIL]},
     )
-    (folder / "model").mkdir()
     write_report(folder, read_privacy(folder / "privacy.json"))
-    for name in ("report.md", "report.html", "model/README.md"):
-        text = (folder / name).read_text()
+    card = render_card(read(folder), EXPORTED, folder)
+    for name, text in {
+        "report.md": (folder / "report.md").read_text(),
+        "report.html": (folder / "report.html").read_text(),
+        "card": card,
+    }.items():
         # indented lines are code, which every renderer escapes
         lines = [line for line in text.splitlines() if not line.startswith("    ")]
         assert not any("<script" in line for line in lines), name
@@ -151,53 +152,6 @@ def test_the_plot_of_epsilon_says_whose_bounds_it_shows_and_draws_none_below_the
     assert line.get_label() == "upper bound after so many steps (prv, rdp)"
     assert line.get_drawstyle() == "steps-pre"
     assert line.get_xydata().tolist() == [[0, 0], [1, 0.5], [4, record["epsilon"]]]
-
-
-def card(folder: Path, **changes: object) -> ModelCard:
-    run = write_run(folder / "run", **changes)
-    (run / "model").mkdir()
-    (run / "model" / "adapter_config.json").write_text("{}")
-    write_report(run, read_privacy(run / "privacy.json"))
-    return ModelCard((run / "model" / "README.md").read_text())
-
-
-def test_the_card_has_the_front_matter_that_the_hub_reads(tmp_path: Path) -> None:
-    hub = {"name": "gpt2", "hub_name": "openai-community/gpt2", "path": None, "embedded": False}
-    data = {"source": "hub", "hub_name": "tuetschek/e2e_nlg", "data_dir": None}
-    read = card(tmp_path, model=hub, task=data)
-    assert read.data.base_model == "openai-community/gpt2"
-    assert (read.data.library_name, read.data.datasets) == ("peft", ["tuetschek/e2e_nlg"])
-    assert "differential-privacy" in read.data.tags and read.data.license is None
-    assert [result.metric_value for result in read.data.eval_results] == [60.0]
-    assert "ε = 2.9900" in read.text and LEDGER.head in read.text and "Not covered" in read.text
-    assert "example: one example" in read.text
-
-
-def test_the_card_names_no_folder_and_no_score_of_a_private_split(tmp_path: Path) -> None:
-    """docs/dev/design.md, rule 8."""
-    local = {"path": "/home/alice/gpt2", "hub_name": "openai-community/gpt2"}
-    data = {"source": "hub", "hub_name": "alice/own", "data_dir": "/home/alice/data"}
-    read = card(tmp_path, bleu=61.25, public=False, model=local, task=data)
-    assert read.data.base_model is None and read.data.datasets is None
-    assert "/home/alice" not in read.content and "61.25" not in read.content
-    assert "alice/own" not in read.content and "# gpt2 on e2e" in read.text
-
-
-def test_the_card_of_a_classifier_of_ours_says_how_to_read_it(tmp_path: Path) -> None:
-    """The class of transformers would start its encoder at random."""
-    folder = tmp_path / "model"
-    PooledClassifier(small.bert_config(num_labels=2)).save_pretrained(folder)
-    write_card(read(write_run(tmp_path / "run")), folder)
-    written = ModelCard((folder / "README.md").read_text())
-    assert "PooledClassifier.from_pretrained(FOLDER" in written.text
-    assert written.data.library_name is None
-
-
-def test_a_card_of_a_run_that_is_not_private_does_not_say_it_is(tmp_path: Path) -> None:
-    seeded = private(reproducible=True)
-    read = card(tmp_path, privacy=seeded)
-    assert "differential-privacy" not in read.data.tags
-    assert "NOT PRIVATE" in read.text
 
 
 TEXTS = {"samples": [{"input": "name[A]", "prediction": EVIL, "reference": "A is <b>fine</b>."}]}

@@ -8,6 +8,7 @@ import pytest
 from dpft.parallel.parallel_config import Process, described, sharding
 from dpft.privacy.accounting.selection import ACCOUNTANT, TrialCount
 from dpft.reports.audit_findings import GuessesInShort
+from dpft.reports.card import render_card
 from dpft.reports.privacy_json import PrivateRun
 from dpft.reports.privacy_record import (
     processes_of,
@@ -19,9 +20,8 @@ from dpft.reports.privacy_sentences import (
     one_run_rows,
     process_rows,
 )
-from dpft.reports.report import render_card
 from dpft.strict_model import as_json, parse
-from tests.reports.folders import read, write_run
+from tests.reports.folders import EXPORTED, read, write_run
 from tests.reports.plain import privacy_of, render
 from tests.reports.test_privacy_record import record as recorded
 from tests.reports.test_report import BOTH, CONFIG, non_private, private
@@ -118,14 +118,14 @@ def test_what_contradicts_the_guarantee_leads_the_report_and_travels_with_the_mo
     privacy = audited(**changes)
     assert render(CONFIG, privacy, BOTH).startswith(says)
     run = write_run(tmp_path / "run", privacy=privacy)
-    card = render_card(read(run), run)
+    card = render_card(read(run), EXPORTED, run)
     assert card.index(says) < card.index("-differentially private")
 
 
 def test_an_audit_below_epsilon_alarms_nobody(tmp_path: Path) -> None:
     privacy = audited(epsilon_lower=2.99)
     run = write_run(tmp_path / "run", privacy=privacy)
-    for text in (render(CONFIG, privacy, BOTH), render_card(read(run), run)):
+    for text in (render(CONFIG, privacy, BOTH), render_card(read(run), EXPORTED, run)):
         assert "CONTRADICTED" not in text and "NOT THIS MECHANISM" not in text
 
 

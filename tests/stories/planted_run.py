@@ -135,6 +135,7 @@ def tell_the_end(story: Story, run: Any) -> None:
     run("refused records", "train", "resume=run")
     (story.root / "qa" / "train.csv").write_text(whole, encoding="utf-8", newline="")
     run("resume", "train", "resume=run")
+    run("export", "export", "run=run", "license=mit", "dry_run=true")
 
 
 def _by_a_formula(name: str, mechanism: Any, _: object) -> Epsilon | str:

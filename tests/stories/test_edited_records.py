@@ -62,8 +62,8 @@ def test_every_command_prints_the_epsilon_of_the_ledger(workspace: Workspace, co
         assert {name: content[name] for name in known} == known
     opened = open_run(copy)
     assert (opened.epsilon, opened.delta) == (answer["epsilon"], answer["delta"])
-    for page in ("report.md", "report.html", "model/README.md"):
-        text = (copy / page).read_text()
+    for page in (copy / "report.md", copy / "report.html", workspace.root / "exported/README.md"):
+        text = page.read_text()
         assert "0.0100" not in text and f"{answer['epsilon']:.2f}" in text, page
     assert answer["ledger"]["head"] in (copy / "report.md").read_text()
     alone = json.loads(workspace.run("account", "run=exported", "output=json").out)

@@ -17,6 +17,8 @@ from dpft.config.load import load
 from dpft.config.schema import TrainCommand
 from dpft.errors import StateError
 from dpft.methods.base import METHODS
+from dpft.models.checkpoint_rows import base_digest
+from dpft.models.source import ModelConfig
 from tests.rejections import rejects
 from tests.slowness import slow, slow_but
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, own_entries
@@ -157,6 +159,7 @@ def test_an_adapter_over_another_base_is_refused(
     config = copy / "config.yaml"
     written = config.read_text()
     assert written.count("path: model\n") == 1
+    released = json.loads((copy / "model/tensors.json").read_text())
     asked = [
         ("eval", f"run={copy.name}"),
         ("generate", f"run={copy.name}", "prompts=data/test.jsonl"),
@@ -170,14 +173,15 @@ def test_an_adapter_over_another_base_is_refused(
         for command in asked:
             outcome = workspace.run(*command)
             assert (outcome.code, outcome.out) == (3, ""), outcome.err
-            assert "tensors.json" in outcome.err
+            assert released["base"] in outcome.err
+            if other.name in edited:
+                assert base_digest(ModelConfig(name="other", path=other.name)) in outcome.err
         with pytest.raises(StateError, match=r"tensors\.json"):
             open_run(copy).load_model()
     config.write_text(written)
-    assert workspace.run("export", f"run={copy.name}", "merge=false").code == 0
-    record = json.loads((copy / "model/tensors.json").read_text())
+    assert workspace.run("export", f"run={copy.name}", "base_model=acme/base").code == 0
     exported = json.loads((copy / "export/tensors.json").read_text())
-    assert exported["base"] == record["base"] and exported["tensors"] == record["tensors"]
+    assert exported["base"] == released["base"] and exported["tensors"] == released["tensors"]
 
 
 def test_a_sweep_over_methods_trains_each_in_a_folder_of_its_own(workspace: Workspace) -> None:

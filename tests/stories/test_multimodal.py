@@ -79,7 +79,7 @@ def test_full_training_generation_and_export_leave_the_image_layers_as_they_were
     succeed(here, "eval", "run=run")
     succeed(here, "generate", "run=run", "prompts=prompts.jsonl", "to=texts.jsonl",
             "decode.max_new_tokens=3")  # fmt: skip
-    succeed(here, "export", "run=run", "to=exported")
+    succeed(here, "export", "run=run", "to=exported", "license=mit")
     load(here.root / "exported")
     before, after = weights(here.root / "model"), weights(here.root / "exported")
     changed = {name for name in before if name in after and not before[name].equal(after[name])}
@@ -96,7 +96,7 @@ def test_an_adapter_loads_on_the_multimodal_base_and_merges(workspace) -> None:
     names = [name for name, _ in adapted.named_parameters() if "lora_" in name]
     assert names
     assert not [name for name in names if any(word in name for word in IMAGES)]
-    succeed(here, "export", "run=lora", "to=merged", "merge=true")
+    succeed(here, "export", "run=lora", "to=merged", "merge=true", "license=mit")
     load(here.root / "merged")
 
 

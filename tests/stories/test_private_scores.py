@@ -15,7 +15,7 @@ import dpft
 from dpft.data.training_records import KEY_BYTES, split_held_out
 from tests.stories.observed import open_to_others
 from tests.stories.planted import public_files
-from tests.stories.tiny import Outcome, Workspace, make_workspace
+from tests.stories.tiny import Outcome, Workspace, card_of, make_workspace
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +108,7 @@ def test_trust_rule_8_no_public_file_and_no_line_tells_a_private_score_or_how_ma
     base = {path.read_bytes() for path in (told.one.root / "model").rglob("*") if path.is_file()}
     files = [path for path in public_files(told.folder) if path.read_bytes() not in base]
     names = {path.name for path in files}
-    assert {"metrics.json", "report.md", "report.html", "privacy.json", "README.md"} <= names
+    assert {"metrics.json", "report.md", "report.html", "privacy.json"} <= names
     numbers = told.numbers()
     assert len(numbers) >= 7
     held = {path.name: said_in(numbers, path.read_bytes()) for path in files}
@@ -118,8 +118,7 @@ def test_trust_rule_8_no_public_file_and_no_line_tells_a_private_score_or_how_ma
     for name in ("report.md", "report.html"):
         assert "private/metrics.json" in (told.folder / name).read_text()
     assert "run/private/metrics.json" in told.said[0].out
-    card = (told.folder / "model" / "README.md").read_text()
-    assert not re.search("held_out|perplexity|metrics.json", card)
+    assert not re.search("held_out|perplexity|metrics.json", card_of(told.one, "run"))
 
 
 def test_trust_rule_8_one_held_out_record_more_changes_no_public_byte(told: Told) -> None:
@@ -229,8 +228,7 @@ def test_scores_are_published_rounded_and_marked_where_that_is_asked_for(
         assert "rounded to two digits" in text
     files = public_files(tmp_path / "run")
     assert {f.name: n for f in files if (n := said_in(told.numbers()[:-1], f.read_bytes()))} == {}
-    card = (tmp_path / "run" / "model" / "README.md").read_text()
-    assert not re.search("held_out|perplexity", card)
+    assert not re.search("held_out|perplexity", card_of(workspace, "run"))
     assert workspace.run("eval", "run=run").code == 0
     entries = json.loads((tmp_path / "run" / "metrics.json").read_text())["evaluations"]
     assert [entry["metrics"] for entry in entries] == [{}, {}], "it is taken back for all stages"

@@ -119,7 +119,7 @@ def test_trust_rule_6_epsilon_stands_with_all_that_it_depends_on(story: Story) -
     record = json.loads((story.folder / "privacy.json").read_text())
     assert record["accountant"] in {"prv", "pld", "rdp"}
     assert record["epsilon"] > record["epsilons"]["gdp"], "an estimate is never the headline"
-    for name in ("report.md", "report.html", "model/README.md"):
+    for name in ("report.md", "report.html"):
         text = (story.folder / name).read_text(encoding="utf-8")
         shown = re.search(r"ε = ([\d.]+)", text)
         assert shown and 0 <= float(shown[1]) - record["epsilon"] < 1e-3, "rounded up"
@@ -192,8 +192,7 @@ def test_trust_rule_8_texts_and_scores_of_a_private_split_are_private(story: Sto
     assert not [v for v in scores if any(repr(v)[:9].encode() in content for content in public)]
     for name in ("report.md", "report.html"):
         assert "private/metrics.json" in (story.folder / name).read_text()
-    card = (story.folder / "model" / "README.md").read_text()
-    assert not re.search(r"bleu|perplexity|model-index|metrics:", card)
+    assert not re.search(rb"bleu|perplexity|model-index|metrics:", story.said["export"])
 
 
 def test_trust_rule_11_weights_are_safetensors_and_nothing_is_pickled(story: Story) -> None:

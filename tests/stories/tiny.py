@@ -80,6 +80,14 @@ class Workspace:
         return sentence.rstrip("\n")
 
 
+def card_of(workspace: Workspace, run: str) -> str:
+    """Return the model card that an export of a run would have."""
+    words = ("license=mit", "base_model=acme/base", "dry_run=true")
+    outcome = workspace.run("export", f"run={run}", *words)
+    assert outcome.code == 0, outcome.err
+    return outcome.out.partition("\n---\n")[2]
+
+
 # Without METEOR, whose Java takes longer than a run.
 METRICS = "task.metrics=[bleu,rouge_l,perplexity]"
 SETTING = ("task=e2e", "task.data_dir=data", "model=tiny", "model.path=model", METRICS)

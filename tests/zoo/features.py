@@ -92,13 +92,13 @@ class Tried:
         self._written("run", "prompts.jsonl", ("question", "answer"))
 
     def _export(self) -> None:
-        self._run("export", "run=run", "to=whole")
+        self._run("export", "run=run", "to=whole", "license=mit")
         self._check_export("run", "whole")
 
     def _lora(self) -> None:
         records = [word for word in self._records() if word != "method=full"]
         self._trained("lora", *records, "method=lora", "eval.enabled=false")
-        self._run("export", "run=lora", "to=merged", "merge=true")
+        self._run("export", "run=lora", "to=merged", "merge=true", "license=mit")
         self._check_export("lora", "merged")
 
     def _classify(self) -> str | None:
