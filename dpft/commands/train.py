@@ -46,6 +46,7 @@ from dpft.commands.rank_agreement import (
     share_secrets,
     share_settings,
 )
+from dpft.commands.references import with_references
 from dpft.commands.run_cost import (
     check_micro_batch_tokens,
     check_sharding,
@@ -340,6 +341,7 @@ def train_run(
                 canaries=canaries,
                 composed=composed,
             )
+        training_set = with_references(config, training_set, model, folder, ranks)
         digests = None
         if plan.privacy is not None and not resumes:
             digests = ranks.on_rank_0(whole_digests, model, shards)

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from dpft.constants import (
     SEQ2SEQ,
     TEXT,
 )
+from dpft.data.preference_loss import PreferenceLoss
 from dpft.data.tokenization import TokenizedExample
 from dpft.data.training_records import LazySequence
 from dpft.devices import moved
@@ -141,6 +142,11 @@ class Batch:
     token_weights: Tensor | None = None
     """What each label counts in the mean of its example's losses, shape (b, t), float32, 0 where no
     loss is; None: all alike."""
+    references: Tensor | None = None
+    """Log-probability of each answer under the reference model, shape (b,), float32, for
+    ``pair_loss``."""
+    pair_loss: PreferenceLoss | None = None
+    """The loss of each two rows, a chosen and a rejected answer; None: each row has its own."""
     rows_per_unit: int = 1
     """Rows of each privacy unit. The rows of a unit are contiguous."""
     is_padded: bool = False
@@ -173,11 +179,12 @@ class Batch:
             words=moved_if_set(self.words),
             weights=moved_if_set(self.weights),
             token_weights=moved_if_set(self.token_weights),
+            references=moved_if_set(self.references),
         )
 
 
-OPTIONAL_ROWS = ("positions", "weights", "token_weights")
-WITHOUT_ROWS = ("kind", "answer", "words", "rows_per_unit", "is_padded")
+OPTIONAL_ROWS = ("positions", "weights", "token_weights", "references")
+WITHOUT_ROWS = ("kind", "answer", "words", "pair_loss", "rows_per_unit", "is_padded")
 _Structure = tuple[tuple[str, ...], dict[str, Any]]
 
 
@@ -221,6 +228,9 @@ class Layout(ABC):
     """Numbers a classifier gives."""
     pad_to_multiple_of: int = 1
     """Lengths of batches are multiples of it, but for the longest there may be; changes no loss."""
+
+    rows_per_record: ClassVar[int] = 1
+    """Rows of a batch that a record becomes; they are contiguous."""
 
     @abstractmethod
     def length(self, row: Any) -> int:
@@ -515,7 +525,7 @@ def micro_batches(
     drawn.sort(key=lambda rows: (len(rows), max(map(layout.length, rows))), reverse=True)
 
     def fits(rows: int, longest: int) -> bool:
-        tokens = rows * layout.padded_length(longest)
+        tokens = rows * layout.rows_per_record * layout.padded_length(longest)
         return rows <= micro_batch_size and tokens <= (micro_batch_tokens or tokens)
 
     pieces = list(_pieces(drawn, layout.longest, fits))
@@ -533,18 +543,21 @@ def collated_units(units: Sequence[Sequence[Any]], layout: Layout) -> Batch:
     Returns:
         ``len(units) * rows_per_unit`` rows, those of a unit contiguous and its filler rows last.
     """
-    rows = layout.collate([row for unit in units for row in unit])
+    rows, each = layout.collate([row for unit in units for row in unit]), layout.rows_per_record
     counts, most = [len(unit) for unit in units], max(map(len, units))
-    rows = replace(rows, rows_per_unit=most)
+    rows = replace(rows, rows_per_unit=most * each)
     if min(counts) == most:
         return rows
     ends = accumulate(counts)
     places = [
-        end - count + min(row, count - 1)
+        each * (end - count + min(record, count - 1)) + row
         for end, count in zip(ends, counts, strict=True)
-        for row in range(most)
+        for record in range(most)
+        for row in range(each)
     ]
-    is_filler = torch.tensor([row >= count for count in counts for row in range(most)])
+    is_filler = torch.tensor(
+        [record >= count for count in counts for record in range(most) for _ in range(each)]
+    )
     index = torch.tensor(places)
     batch: Batch = pytree.tree_map(lambda tensor: tensor[index], rows)
     weights = torch.ones(len(batch)) if batch.weights is None else batch.weights
@@ -554,7 +567,8 @@ def collated_units(units: Sequence[Sequence[Any]], layout: Layout) -> Batch:
 def _tokens(piece: Sequence[list[Any]], layout: Layout) -> int:
     """Returns the tokens of a piece, each row padded to the longest, filler rows included."""
     rows = [row for unit in piece for row in unit]
-    return len(piece) * max(map(len, piece)) * layout.padded_length(layout.longest(rows))
+    records = len(piece) * max(map(len, piece))
+    return records * layout.rows_per_record * layout.padded_length(layout.longest(rows))
 
 
 def _pieces(

@@ -26,6 +26,7 @@ from dpft.evaluation.metrics.base import (
     LABELS,
     LIKELIHOODS,
     NEXT_TOKENS,
+    PAIRS,
     RANKINGS,
     TEXTS,
     MetricSpec,
@@ -67,6 +68,7 @@ _WHY_MISSING = {
     TEXTS: "needs predictions, one text per input",
     LIKELIHOODS: "needs the model's likelihoods; a predictions file holds texts only",
     NEXT_TOKENS: "needs the model's likelihoods; a predictions file holds texts only",
+    PAIRS: "needs the model's likelihoods of preference pairs",
     LABELS: "needs labels, a predicted and a right one per input",
     RANKINGS: "needs the model's probabilities; a predictions file holds one class per input",
     ATTRIBUTES: "needs attributes, predicted and right ones per input",
@@ -264,6 +266,9 @@ class TextAnswers(Answers):
         if NEXT_TOKENS in kinds:
             count = counter("next tokens", len(examples), on_progress)
             columns[NEXT_TOKENS] = outputs.next_tokens(examples, count)._asdict()
+        if PAIRS in kinds:
+            count = counter("pairs", len(examples), on_progress)
+            columns[PAIRS] = outputs.pairs(examples, count)._asdict()
         return replace(scored, columns=columns)
 
     def of_file(self, task: Any, chosen: Sequence[Group], texts: Sequence[str]) -> Scored:

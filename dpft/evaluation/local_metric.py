@@ -15,6 +15,7 @@ from dpft.evaluation.metrics.base import (
     LABELS,
     LIKELIHOODS,
     NEXT_TOKENS,
+    PAIRS,
     RANKINGS,
     TEXTS,
     MetricSpec,
@@ -32,6 +33,13 @@ FEATURES = {
     ),
     NEXT_TOKENS: datasets.Features(
         {"right_counts": datasets.Value("int64"), "token_counts": datasets.Value("int64")}
+    ),
+    PAIRS: datasets.Features(
+        {
+            "chosen": datasets.Value("float64"),
+            "rejected": datasets.Value("float64"),
+            "tokens": datasets.Value("int64"),
+        }
     ),
     LABELS: datasets.Features(
         {"predicted": datasets.Value("float64"), "gold": datasets.Value("float64")}

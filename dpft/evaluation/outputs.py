@@ -48,6 +48,15 @@ class NextTokens(NamedTuple):
     """Tokens of the reference, end-of-text included."""
 
 
+class PairLikelihoods(NamedTuple):
+    """A model's log-likelihoods of preference pairs, one entry each, in nats."""
+
+    chosen: list[float]
+    rejected: list[float]
+    tokens: list[int]
+    """Tokens of the chosen answer, end-of-text included."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOutputs:
     """A model as evaluation reads it."""
@@ -142,6 +151,28 @@ class ModelOutputs:
     ) -> NextTokens:
         """Returns how many tokens of each example's target the model holds for the likeliest."""
         return NextTokens(*self._of_targets(token_hits, examples, on_batch))
+
+    def pairs(
+        self, examples: Sequence[Example], on_batch: Callable[[int], None]
+    ) -> PairLikelihoods:
+        """Return the model's log-likelihoods of both answers of each preference pair.
+
+        Returns:
+            One entry per pair, in no particular order.
+        """
+        chosen: list[float] = []
+        rejected: list[float] = []
+        tokens: list[int] = []
+        mine = [examples[at] for at in in_turn(len(examples), self.ranks)]
+        with self.ranks.failing_together():
+            for places, batch in self._batches(mine):
+                nll_sums, counts = token_nll(self.model, batch)
+                chosen += (-nll_sums[::2]).tolist()
+                rejected += (-nll_sums[1::2]).tolist()
+                tokens += counts[::2].tolist()
+                self._of_all(on_batch)(len(places))
+        columns = (put_together(column, self.ranks) for column in (chosen, rejected, tokens))
+        return PairLikelihoods(*columns)
 
     def _of_targets(
         self,

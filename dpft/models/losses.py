@@ -7,7 +7,7 @@ depends on its own row only.
 Shapes: b examples, t tokens, v vocabulary, k label words or classes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -62,6 +62,14 @@ class LabeledBatch(Protocol):
         """What each label counts in the mean of its example's losses, shape (b, t)."""
 
     @property
+    def references(self) -> Tensor | None:
+        """Log-probability of each answer under the reference model, shape (b,)."""
+
+    @property
+    def pair_loss(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+        """The loss of each two rows; None: each row has its own."""
+
+    @property
     def is_padded(self) -> bool:
         """Whether the attention mask is known to have zeros."""
 
@@ -73,13 +81,15 @@ def per_example_losses(model: nn.Module, batch: LabeledBatch) -> Tensor:
     (``token_weights``); a label's is the cross-entropy over the label words' logits (Li et al.
     2022, section 4) or the classes'; a score's is the squared error; attributes' the binary
     cross-entropy, summed over them (Bu et al. 2022, the authors' code). A weight multiplies it.
+    A preference pair has two rows, of which the first has the pair's loss and the second has 0.
 
     Returns:
         Losses, shape (b,), in nats (a score's: its own unit squared); float32, or float64 for a
         float64 model. An example without target tokens has loss 0 (and gradient 0), never NaN.
 
     Guarantees:
-        Entry i depends on row i of the batch only (given a model that passes ``check_model``).
+        Entry i depends on row i of the batch only (given a model that passes ``check_model``); of a
+        preference pair, on its two rows.
     """
     losses = _losses(model, batch)
     return losses if batch.weights is None else losses * batch.weights.to(losses.dtype)
@@ -87,6 +97,9 @@ def per_example_losses(model: nn.Module, batch: LabeledBatch) -> Tensor:
 
 def _losses(model: nn.Module, batch: LabeledBatch) -> Tensor:
     """Return each example's loss before it is weighted, shape (b,)."""
+    if batch.pair_loss is not None:
+        pairs = batch.pair_loss(*_nll(model, batch, mean=False), batch.references)
+        return torch.stack([pairs, torch.zeros_like(pairs)], dim=1).flatten()
     if batch.answer == TEXT:
         return _nll(model, batch, mean=True)[0]
     outputs = answer_logits(model, batch)

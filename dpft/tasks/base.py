@@ -82,6 +82,8 @@ class Example:
     """Whether a start token stands before the prompt, for its first token to be predicted from."""
     learns_prompt: bool = False
     """Whether the loss is on the prompt, too, after a start token."""
+    rejected: str | None = None
+    """A worse answer than ``target``, of preference data; None: there is none."""
 
     def __post_init__(self) -> None:
         if not self.prompt.endswith(self.separator):
@@ -134,7 +136,8 @@ def text_of(record: Record) -> str:
         )
     if isinstance(record, LabeledExample):
         return " ".join(record.texts)
-    return f"{record.prompt} {record.target}"
+    rejected = "" if record.rejected is None else f" {record.rejected}"
+    return f"{record.prompt} {record.target}{rejected}"
 
 
 def shortened(record: Record, letters: int) -> Record:
@@ -152,7 +155,7 @@ def shortened(record: Record, letters: int) -> Record:
         return record
     target, lead, separator = record.target, record.lead, record.separator
     text_length = len(record.prompt) - len(lead) - len(separator)
-    if len(target) <= letters and text_length <= letters:
+    if max(len(target), text_length, len(record.rejected or "")) <= letters:
         return record
     text = record.prompt[len(lead) : len(lead) + text_length]
     text = text[-letters:] if record.cut_start else text[:letters]
@@ -161,6 +164,7 @@ def shortened(record: Record, letters: int) -> Record:
         prompt=lead + text + separator,
         target=target[:letters] if record.cut_target_end else target[-letters:],
         group=record.group[:letters],
+        rejected=None if record.rejected is None else record.rejected[-letters:],
     )
 
 

@@ -558,7 +558,7 @@ class CustomChats(CustomFields, TextTask):
                 key=column,
             )
         try:
-            return [_message(item) for item in value]
+            return [read_message(item) for item in value]
         except InputError as error:
             raise InputError(f"{self._what(column)} {error}", key=column) from None
 
@@ -591,7 +591,7 @@ def _shown(message: Message) -> str:
     return f"{message.role}: {message.content}" + (f" {message.more}" if message.more else "")
 
 
-def _message(value: Any) -> Message:
+def read_message(value: Any) -> Message:
     """Return a message of {role, content} or of ShareGPT's {from, value}.
 
     Raises:

@@ -108,10 +108,15 @@ def measure_step(
         plan, options = clipped
         options = replace(options, autocast=autocast_dtype(precision))
         with PhasedClipper(model, per_example_losses, plan, step=0, options=options) as clipper:
-            clipper.self_check(*self_check_batches(model, max_length=length, layout=layout).batches)
+            check = self_check_batches(model, max_length=length, layout=layout)
+            clipper.self_check(*check.batches, rows_per_unit=check.rows_per_unit)
+
+            def add_clipped(batch: Batch) -> None:
+                clipper.accumulate(batch, batch.rows_per_unit)
+
             for _ in range(CHECKED_MICRO_BATCHES):  # which are not timed
-                clipper.accumulate(batch_of(min(2, size)))
-            rows, per_batch = micro_batch(clipper.accumulate)
+                add_clipped(batch_of(min(2, size)))
+            rows, per_batch = micro_batch(add_clipped)
         noise = make_randomness(device).noise
 
         def noisy_update() -> None:

@@ -77,14 +77,17 @@ def self_check_batches(
         else:
             units = [[row] for row in rows]
         batch = collated_units(units, layout)
-        size, weights = batch.rows_per_unit, batch.weights
+        each, weights = layout.rows_per_record, batch.weights
+        size = batch.rows_per_unit // each  # records of a unit
         batches.append(batch.to(device))
         alone.append(
             [
                 replace(
                     bare.collate(rows[start : start + size]),
-                    weights=None if weights is None else weights[start : start + size],
-                    rows_per_unit=size,
+                    weights=None
+                    if weights is None
+                    else weights[start * each : (start + size) * each],
+                    rows_per_unit=batch.rows_per_unit,
                 ).to(device)
                 for start in range(0, len(rows), size)
             ]

@@ -197,6 +197,7 @@ def make_resnet(folder: Path) -> None:
 STAND_INS: dict[str, Callable[[Path], None]] = {
     "gpt2": make_gpt2,
     "llama": make_llama,
+    "smollm2": make_llama,
     "roberta": make_roberta,
     "minilm": make_bert,
     "vit": make_vit,
@@ -235,6 +236,14 @@ def messages_row(number: int) -> dict[str, Any]:
     return {"messages": [asked, {"role": "assistant", "content": "it is a pub."}]}
 
 
+def pair_row(number: int) -> dict[str, Any]:
+    return {
+        "prompt": f"what is inn {number}?",
+        "chosen": "it is a pub.",
+        "rejected": f"i do not know inn {number}.",
+    }
+
+
 def write_data(config: DictConfig, folder: Path) -> None:
     """The rows of a task, 64 to train on, in the format of its own files."""
     task = str(config.task.name)
@@ -247,8 +256,9 @@ def write_data(config: DictConfig, folder: Path) -> None:
     elif task == "corpus":
         for split, count in sizes.items():
             write_lines(folder / f"{split}.jsonl", [{"text": TEXT.format(n)} for n in range(count)])
-    elif task == "custom":  # whose recipe holds rows out
-        write_lines(folder / "train.jsonl", [messages_row(number) for number in range(ROWS)])
+    elif task in HELD_OUT_ROW_OF:  # whose recipe holds rows out
+        rows = [HELD_OUT_ROW_OF[task](number) for number in range(ROWS)]
+        write_lines(folder / "train.jsonl", rows)
     elif task in ROW_OF:
         for split, count in sizes.items():
             write_lines(folder / f"{split}.jsonl", [ROW_OF[task](n) for n in range(count)])
@@ -277,6 +287,7 @@ def write_labelled(
 
 
 TEXT = "the inn of number {} stands by the river and serves good food to people of the town"
+HELD_OUT_ROW_OF = {"custom": messages_row, "preference": pair_row}
 ROW_OF = {"e2e": e2e_row, "dart": dart_row, "personachat": chat_row}
 
 
@@ -403,7 +414,7 @@ def test_a_recipe_is_planned_by_its_public_numbers_without_weights(
     if not (workspace.root / task).exists():
         write_data(config, workspace.root / task)
     model = [w for w in stand_in(workspace, config) if not w.startswith("task.max_length")]
-    own = [f"task.data_dir={task}"] if task == "custom" else []
+    own = [f"task.data_dir={task}"] if task in HELD_OUT_ROW_OF else []
     outcome = workspace.run("plan", *words, *axes, *model, *own, "output=json")
     assert outcome.code == 0, outcome.err
     record = json.loads(outcome.out)

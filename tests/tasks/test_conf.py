@@ -36,7 +36,7 @@ class Rooted(Section):
 @pytest.mark.parametrize("name", TASKS.entries())
 def test_published_tasks_keep_the_papers_delta_and_own_data_has_a_smaller_one(name):
     values = OmegaConf.to_object(OmegaConf.load(CONF / f"{name}.yaml"))
-    own = name in ("custom", "corpus", "images")
+    own = name in ("custom", "corpus", "images", "preference")
     elsewhere = {} if name == "digits" else {"data_dir": "elsewhere"}
     there = built(values | FORMS.get(name, {}) | elsewhere)
     assert there.default_delta == ("own_data" if own else "published"), "wherever its files lie"

@@ -62,6 +62,7 @@ PRIVATE: dict[str, tuple[str, str]] = {
     "HELD_OUT_KEY": ("The key that says which records are held out.", ""),
     "UNIT_KEY": ("The key that says which records of a large unit are trained on.", ""),
     "AUDIT_KEY": ("The key of which canaries and their coins were made.", ""),
+    "REFERENCES": ("Log-probabilities of preference pairs under the reference model.", ""),
     "WHITE_BOX": ("What each step's noisy gradient has of every canary's own.", ""),
     "TRACEBACK": ("A crash in full; it may quote records.", ""),
     "PRIVATE_AUDIT": (

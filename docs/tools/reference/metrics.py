@@ -26,6 +26,7 @@ metrics of a task; two that share a key cannot stand together. A metric that lac
 out, and `not_computed` says what it lacks and how to get it; the others are computed all the same.
 """
 INPUTS = {
+    base.PAIRS: "the likelihoods of the answers of preference pairs",
     base.TEXTS: "texts and their references",
     base.LIKELIHOODS: "the model's likelihood of the references",
     base.NEXT_TOKENS: "tokens of the references that the model holds for the likeliest",

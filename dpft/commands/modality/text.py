@@ -1,7 +1,7 @@
 """The text modality: tokenizers, lengths, and the heads and encodings of language models."""
 
 import logging
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from dpft.data.corpus_objectives import (
     CorpusEncoding,
 )
 from dpft.data.encoding import Encoding, TextEncoding
+from dpft.data.preference_loss import PreferenceLoss
+from dpft.data.preference_rows import PairEncoding, PairLayout, PlainPrompts
 from dpft.errors import InputError
 from dpft.models.architecture import (
     Architecture,
@@ -41,6 +43,7 @@ from dpft.tasks.base import LabeledExample, SeqToSeqTask, Task, TextualTask
 from dpft.tasks.classification import CLS, ClassificationTask
 from dpft.tasks.corpus import SPANS, CorpusTask
 from dpft.tasks.custom import CustomChats, CustomTexts
+from dpft.tasks.preference import PreferenceTask
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +81,12 @@ class TextModality(Modality):
         if isinstance(task, CorpusTask):
             task.objective_for(kind)
             return Head(kind=kind)
+        if isinstance(task, PreferenceTask) and kind != CAUSAL:
+            raise InputError(
+                f"task=preference needs a causal model, got {name}, which is {kind}.",
+                key="model",
+                value=name,
+            )
         if isinstance(task, CustomChats) and kind != CAUSAL:
             raise InputError(
                 f"task.messages needs a causal model with a chat template, got {name}, which is"
@@ -182,7 +191,8 @@ class TextModality(Modality):
         """See ``Modality.layout``."""
         labels = task.labels if isinstance(task, ClassificationTask) else ()
         words = () if head.kind == CLASSIFIER else tuple(range(len(labels)))
-        return text_layout(task, architecture, head, words=words)
+        layout = text_layout(task, architecture, head, words=words)
+        return pair_layout(task, layout) if isinstance(task, PreferenceTask) else layout
 
     def encoding(
         self, task: TextualTask, architecture: Architecture, head: Head, processor: Any
@@ -216,6 +226,8 @@ class TextModality(Modality):
             if isinstance(task, CustomTexts) and task.json_weights:
                 weights = JsonWeights(weights=task.json_weights, tokenizer=processor)
                 layout = replace(layout, token_weights=weights)
+            if isinstance(task, PreferenceTask):
+                return pair_encoding(task, layout, processor)
             if isinstance(task, CustomChats):
                 return ChatEncoding(
                     tokenizer=processor, layout=layout, max_length=task.longest, date=task.date
@@ -237,6 +249,45 @@ class TextModality(Modality):
             distribution=task.distribution,
         )
         return _fitting(task, made)
+
+
+def pair_layout(task: PreferenceTask, layout: TextLayout) -> PairLayout:
+    """Return how pairs lie in a batch, given how their single rows do."""
+    loss = PreferenceLoss(
+        objective=task.objective, beta=task.beta, label_smoothing=task.label_smoothing
+    )
+    settings = {field.name: getattr(layout, field.name) for field in fields(layout)}
+    return PairLayout(**settings, loss=loss)
+
+
+def pair_encoding(
+    task: PreferenceTask, layout: TextLayout, tokenizer: PreTrainedTokenizerBase
+) -> PairEncoding:
+    """Return how pairs become rows: by the model's chat template, or as plain text.
+
+    Raises:
+        InputError: The task requires a chat template, but the tokenizer has none.
+    """
+    has_template = tokenizer.chat_template is not None
+    if task.chat_template and not has_template:
+        raise InputError(
+            "task.chat_template=true needs a tokenizer with a chat template, but the model's"
+            " tokenizer has none. Choose an instruction-tuned model, or train on plain text.",
+            key="task.chat_template",
+            value=True,
+            hint="task.chat_template=false",
+        )
+    single: TextEncoding = PlainPrompts(tokenizer=tokenizer, layout=layout, max_length=task.longest)
+    if task.chat_template or (task.chat_template is None and has_template):
+        single = ChatEncoding(
+            tokenizer=tokenizer, layout=layout, max_length=task.longest, date=task.date
+        )
+    return PairEncoding(
+        tokenizer=tokenizer,
+        layout=pair_layout(task, layout),
+        max_length=task.longest,
+        single=single,
+    )
 
 
 def text_layout(

@@ -39,6 +39,9 @@ RANKINGS = "rankings"
 """Classes from the likeliest on: columns ``ranked``, lists of them, and ``gold``, numbers."""
 ATTRIBUTES = "attributes"
 """0 or 1 for each attribute: columns ``predicted`` and ``gold``, lists of numbers."""
+PAIRS = "pairs"
+"""A model's log-likelihoods (nats) of the answers of preference pairs: columns ``chosen``,
+``rejected`` and ``tokens``, of the chosen answer."""
 
 HIGHER, LOWER = "higher", "lower"
 """Which of two values of a metric is better."""

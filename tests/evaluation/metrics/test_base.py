@@ -23,6 +23,7 @@ COLUMNS = {
     "labels": ["predicted", "gold"],
     "rankings": ["ranked", "gold"],
     "attributes": ["predicted", "gold"],
+    "pairs": ["chosen", "rejected", "tokens"],
 }
 
 
