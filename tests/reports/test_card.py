@@ -67,9 +67,10 @@ def test_the_card_names_no_folder_and_no_score_of_a_private_split(tmp_path: Path
     """docs/dev/design.md, rule 8."""
     model = {"name": "gpt2", "path": "/home/alice/gpt2", "hub_name": "openai-community/gpt2"}
     task = {"source": "hub", "hub_name": "alice/own", "data_dir": "/home/alice/data"}
-    written = card(tmp_path, bleu=61.25, public=False, model=model, task=task)
+    scores = {"bleu": 61.25, "public": False, "publish": True}
+    written = card(tmp_path, **scores, model=model, task=task)
     assert written.data.datasets is None and written.data.eval_results is None
-    assert "/home/alice" not in written.content and "61.25" not in written.content
+    assert "/home/alice" not in written.content and "bleu" not in written.content
     assert "alice/own" not in written.content and "# gpt2 on e2e" in written.text
 
 

@@ -8,6 +8,8 @@ STYLES = "dpft/privacy/clipping/styles.py"
 RECORDER = "dpft/privacy/clipping/recorder.py"
 FLAT = "        return (self.limit / bounds).clamp(max=1.0)\n"
 
+PAIRS = "tests/privacy/test_pairs.py"
+
 FAULTS: tuple[Fault, ...] = (
     Fault(
         name="clipping/per-batch",
@@ -210,5 +212,29 @@ FAULTS: tuple[Fault, ...] = (
             ),
         ),
         tests=(FULL,),
+    ),
+    Fault(
+        name="clipping/pair-in-two-units",
+        breaks="Both rows of a preference pair belong to one privacy unit.",
+        edits=(
+            Edit(
+                "dpft/data/batches.py",
+                "    rows = replace(rows, rows_per_unit=most * each)",
+                "    rows = replace(rows, rows_per_unit=most)",
+            ),
+        ),
+        tests=(f"{PAIRS}::test_the_clipped_sum_is_that_of_single_example_execution",),
+    ),
+    Fault(
+        name="clipping/pair-without-reference",
+        breaks="DPO compares the answers' log-probabilities with those of the reference model.",
+        edits=(
+            Edit(
+                "dpft/data/preference_loss.py",
+                "            log_probabilities = log_probabilities - references.to(nll_sums.dtype)",
+                "            pass",
+            ),
+        ),
+        tests=("tests/data/test_preference_loss.py::test_dpo_is_equation_7_of_rafailov_et_al",),
     ),
 )

@@ -170,4 +170,19 @@ FAULTS: tuple[Fault, ...] = (
         ),
         tests=(f"{TEXT}::test_rows_beyond_the_bound_of_a_unit_are_not_learned",),
     ),
+    Fault(
+        name="text/card-with-private-scores",
+        breaks="A model card has scores of public splits only.",
+        edits=(
+            Edit(
+                "dpft/reports/card.py",
+                "entry for entry in record.after() if entry.split_is_public and entry.metrics",
+                "entry for entry in record.after() if entry.metrics",
+            ),
+        ),
+        tests=(
+            "tests/reports/test_card.py"
+            "::test_the_card_names_no_folder_and_no_score_of_a_private_split",
+        ),
+    ),
 )
