@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rich.text import Text
+
 from dpft.commands.guarantee import private_guarantee, read_finished_run
 from dpft.commands.ledger_account import read_spent
 from dpft.commands.new_run import origin, read_begun
@@ -20,14 +22,16 @@ from dpft.constants import NOTHING, PROMPTS
 from dpft.data.raw_rows import MEMORY, file_rows
 from dpft.evaluation.evaluate import Evaluation
 from dpft.evaluation.metrics.base import HIGHER, LOWER, better_value
-from dpft.evaluation.scores import PRIVATE_SPLIT, ScoreEntry
+from dpft.evaluation.scores import PRIVATE_SPLIT
 from dpft.methods.base import ParameterCounts
 from dpft.privacy.accounting.curve import EpsilonCurve
+from dpft.privacy.accounting.interpretation import best_attack_accuracy
+from dpft.privacy.accounting.summary import delta_text, eps_text
 from dpft.privacy.journal import NO_STEPS, StepEntry, read_journal
 from dpft.privacy.ledger import LedgerRecord, check_ledger
 from dpft.privacy.plan import EXAMPLE
 from dpft.reports.epsilon import headline_of
-from dpft.reports.privacy_json import OpenRun, PrivateRun, RunPrivacy
+from dpft.reports.privacy_json import OpenRun, PrivateRun, RunPrivacy, guarantee, is_promised
 from dpft.reports.privacy_record import (
     no_promise,
     processes_of,
@@ -44,65 +48,116 @@ from dpft.reports.terminal import Grid, show
 from dpft.run_folder import (
     DATA_SUMMARY,
     JOURNAL,
+    MODEL,
     PAGE,
     PREDICTIONS,
     PRIVACY,
+    PRIVATE,
     PRIVATE_METRICS,
     REPORT,
 )
 from dpft.strict_model import merge_models, parse, write_model
 from dpft.tasks.base import Task
 
-BAD_SCORES = "docs/how-to/bad-scores.md"
+BETTER, DIM, WARNING = "green", "dim", "yellow"
 
 
 def show_ending(folder: Path, task: Task) -> None:
-    """Prints what a run has come to: tables on a terminal, a line for each fact elsewhere."""
-    if not sys.stdout.isatty():
-        show(ending_lines(folder, task))
-        return
-    record, kind_before, rows = read_finished_run(folder), "", []
-    for kind, _, text in (
-        line.partition(": ") for line in ending_lines(folder, task, in_tables=True)
-    ):
-        rows.append(("" if kind == kind_before else kind, text))
-        kind_before = kind
-    tables = [table for table in score_tables(record.evaluations) if table.rows]
-    show([Grid(title="Done", rows=rows), *(_score_grid(table, record) for table in tables)])
+    """Print the results of a run: tables on a terminal, ``key: value`` lines in a pipe."""
+    show(_summary(folder, task) if sys.stdout.isatty() else ending_lines(folder, task))
+
+
+def _summary(folder: Path, task: Task) -> list[Grid | Text]:
+    """Return the results of a run for a terminal: scores and privacy first, then files."""
+    short, record = _relative(folder), read_finished_run(folder)
+    tables = score_tables(record.evaluations)
+    seconds = sum(line.seconds or 0 for line in record.progress)
+    took = f" in {_duration(seconds)} of training" if seconds else ""
+    model, data = model_title(record.config, record.privacy), data_name(record.config.task)
+    files = [
+        ("Report", Text(str(short / PAGE), DIM)),
+        ("Model", Text(str(short / MODEL), DIM)),
+        ("Private", Text.assemble((str(short / PRIVATE), DIM), "  (never publish)")),
+    ]
+    commands = [f"dpft {arguments}" for arguments in _next(short, task, tables)]
+    notes = [*record.privacy.warnings, *_if_nothing_was_learned(record)]
+    return [
+        Text.assemble(("✓ ", BETTER), (f"Trained {model} on {data}{took}", "bold")),
+        Grid(rows=_in_first_row("Privacy", _guarantee(record.privacy))),
+        *(_score_grid(table, record) for table in tables if table.rows),
+        *(Text(_scores(table, short)) for table in tables if not table.rows),
+        Grid(rows=[*files, *_in_first_row("Next", [Text(command) for command in commands])]),
+        *(Text(f"Warning: {note}", WARNING) for note in notes),
+    ]
+
+
+def _guarantee(privacy: RunPrivacy) -> list[Text]:
+    """Return epsilon and what it means, or that there is no guarantee."""
+    if not is_promised(privacy):
+        return [Text(headline(privacy).replace("*", "").replace("`", ""), WARNING)]
+    unit = "record" if privacy.plan.unit == EXAMPLE else privacy.plan.unit
+    epsilon, delta = eps_text(privacy.epsilon), delta_text(privacy.delta)
+    steps = f"{privacy.steps_taken}/{privacy.plan.steps} steps"
+    lines = [f"ε ≤ {epsilon}, δ = {delta} per {unit} ({privacy.accountant.upper()}, {steps})"]
+    accuracy = best_attack_accuracy(*guarantee(privacy))
+    if accuracy is not None:
+        lines.append(f"membership guess correct at most {accuracy}% of the time")
+    more = (what_epsilon_is_of(privacy) + started_from(privacy)).replace("*", "").strip()
+    return [Text(line) for line in [*lines, *filter(None, [more])]]
+
+
+def _in_first_row(name: str, values: Sequence[Text]) -> list[tuple[str, Text]]:
+    return [("" if number else name, value) for number, value in enumerate(values)]
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration in words.
+
+    >>> _duration(80), _duration(42), _duration(3720)
+    ('1 min 20 s', '42 s', '1 h 2 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _score_grid(table: ScoreTable, record: RunRecord) -> Grid:
-    arrows = {HIGHER: " ↑", LOWER: " ↓"}
     specs = specs_of(record.config, [name for name, _ in table.rows])
-    counted = f", {max(table.examples)} distinct inputs" if table.public else f", {PRIVATE_SPLIT}"
-    return Grid(
-        title=f"Scores on {table.task}, split {table.split}{counted}",
-        columns=[
-            "metric",
-            *(heading.replace("fine-tuning", "training") for heading in table.headings),
-        ],
-        rows=[
-            (
-                f"{name}{arrows.get(specs[name].better or '', '') if name in specs else ''}",
-                *("–" if value is None else digits(value, table.digits) for value in values),
-            )
-            for name, values in table.rows
-        ],
-    )
+    counted = f" ({max(table.examples)})" if table.public else f" ({PRIVATE_SPLIT})"
+    rows: list[tuple[str | Text, ...]] = []
+    for name, values in table.rows:
+        cells = ["–" if value is None else digits(value, table.digits) for value in values]
+        heading = specs[name].heading if name in specs else name
+        improved = len(values) > 1 and _is_better(name, values[-1], values[0])
+        rows.append((heading, *cells[:-1], Text(cells[-1], BETTER if improved else "")))
+    columns = ["", *(stage.replace("_", " ") for stage in table.stages)]
+    return Grid(title=f"{table.task} {table.split}{counted}", columns=columns, rows=rows)
 
 
-def ending_lines(folder: Path, task: Task, *, in_tables: bool = False) -> list[str]:
+def _is_better(name: str, value: float | None, before: float | None) -> bool:
+    """Return whether a score is better than the one before training."""
+    if value is None or before is None:
+        return False
+    better = better_value(name)
+    return (better == HIGHER and value > before) or (better == LOWER and value < before)
+
+
+def _relative(folder: Path) -> Path:
+    """Return a folder relative to the working directory, if it is inside."""
+    here, whole = Path.cwd(), Path(os.path.abspath(folder))
+    return whole.relative_to(here) if whole.is_relative_to(here) else folder
+
+
+def ending_lines(folder: Path, task: Task) -> list[str]:
     """Return the results of a run, one line each, with paths relative to the working directory.
 
     Args:
         folder: The run's folder.
         task: The run's task.
-        in_tables: Whether tables follow, so that the lines leave out the scores in them.
     """
-    here = Path.cwd()
-    whole = Path(os.path.abspath(folder))
-    short = whole.relative_to(here) if whole.is_relative_to(here) else folder
-    record = read_finished_run(folder)
+    short, record = _relative(folder), read_finished_run(folder)
     tables, left_out = score_tables(record.evaluations), []
     if (folder / DATA_SUMMARY).exists():  # a search has none
         told = f"what was left out, cut and held out is in {short / DATA_SUMMARY} (private)"
@@ -110,39 +165,34 @@ def ending_lines(folder: Path, task: Task, *, in_tables: bool = False) -> list[s
     return [
         f"trained: {_trained(record)}",
         f"privacy: {_promise(record.privacy)}",
-        *(f"scores: {_scores(table, short)}" for table in tables if not (in_tables and table.rows)),
+        *(f"scores: {_scores(table, short)}" for table in tables),
         *left_out,
         f"report: {short / REPORT}, {short / PAGE}",
-        *_if_nothing_was_learned(
-            [entry for entry in record.evaluations if entry.split_is_public], folder / PREDICTIONS
-        ),
+        *(f"warning: {note}" for note in _if_nothing_was_learned(record)),
         *(f"next: dpft {words}" for words in _next(short, task, tables)),
     ]
 
 
-def _if_nothing_was_learned(evaluations: Sequence[ScoreEntry], predictions: Path) -> list[str]:
-    """Returns the line that names the page on bad scores, where a model seems to need it."""
+def _if_nothing_was_learned(record: RunRecord) -> list[str]:
+    """Return a hint if no public score of a split is better than without training."""
     stages: dict[tuple[str, str], dict[str, Mapping[str, float]]] = {}
-    for entry in evaluations:
-        place = stages.setdefault((entry.task, entry.split), {})
-        place[entry.stage] = entry.metrics
+    for entry in record.evaluations:
+        if entry.split_is_public:
+            stages.setdefault((entry.task, entry.split), {})[entry.stage] = entry.metrics
     for (task, split), scores in stages.items():
         before, after = scores.get("before", {}), scores.get("after", {})
-        common = next((name for name in after if name in before), None)
-        majority = _majority(predictions) if len(stages) == 1 and "accuracy" in after else None
+        common = [name for name in after if name in before and better_value(name) is not None]
+        is_single = len(stages) == 1 and "accuracy" in after
+        majority = _majority(record.folder / PREDICTIONS) if is_single else None
         if majority is not None and after["accuracy"] <= majority:
-            what = "of always answering the most frequent class"
-        elif common is not None and not (
-            after[common] < before[common]
-            if better_value(common) == LOWER
-            else after[common] > before[common]
-        ):
-            what = "before training"
+            baseline = "always answering the most frequent class"
+        elif common and not any(_is_better(name, after[name], before[name]) for name in common):
+            baseline = "the model before training"
         else:
             continue
         return [
-            f"next: the model has learned little: its scores on {task}, split {split}, are no"
-            f" better than those {what}; {BAD_SCORES} has the usual causes"
+            f"no score on {task}, split {split}, is better than that of {baseline}. Try a higher"
+            " train.learning_rate, more train.steps, or a larger privacy.eps."
         ]
     return []
 
@@ -243,9 +293,8 @@ def report(
     entries = (parse(entry, StepEntry) for entry in read_journal(folder / JOURNAL).values())
     sessions = [entry.processes for entry in entries if entry.processes is not None]
     begun = begun.replace(processes=processes_of(sessions))
-    guarantee = config.privacy.guarantee
     privacy: RunPrivacy
-    if plan.privacy is None or guarantee is None:
+    if plan.privacy is None or config.privacy.guarantee is None:
         nothing = no_promise(steps_plan(config, plan))
         privacy = merge_models(OpenRun, nothing, begun, parameters=counts)
     else:

@@ -28,20 +28,20 @@ UNWRAPPED = 100_000
 class Grid:
     """A table."""
 
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str | Text]]
     columns: Sequence[str] = ()
     """Heads of the columns; empty: the rows are quantities and values."""
     title: str = ""
 
     def __rich__(self) -> RenderableType:
-        """Returns the table as rich draws it: the first column in words, numbers to the right."""
+        """Return the table as rich draws it, with columns of numbers on the right."""
         table = Table(
             box=None, show_header=bool(self.columns), pad_edge=False, padding=(0, 2, 0, 0)
         )
         width = max(map(len, [*self.rows, self.columns]), default=0)
         for place in range(width):
             head = self.columns[place] if self.columns else ""
-            cells = [row[place] for row in self.rows if place < len(row)]
+            cells = [str(row[place]) for row in self.rows if place < len(row)]
             are_numbers = all(cell[0].isdigit() or cell[0] in "-–+" for cell in cells if cell)
             right = bool(self.columns) and place > 0 and are_numbers
             table.add_column(
@@ -52,13 +52,13 @@ class Grid:
                 min_width=min(12, max(map(len, cells), default=0)) if place == 0 else None,
             )
         for row in self.rows:
-            table.add_row(*map(styled, row))
+            table.add_row(*(cell if isinstance(cell, Text) else styled(cell) for cell in row))
         if not self.title:
             return table
         return Group(Text(self.title, style="bold"), Padding(table, (0, 0, 0, 2)))
 
 
-def show(parts: Sequence[Grid | str]) -> None:
+def show(parts: Sequence[Grid | str | Text]) -> None:
     """Prints sentences and tables, a blank line before each table with a title.
 
     Args:
@@ -85,7 +85,7 @@ def styled(text: str) -> Text:
     return rich_text
 
 
-def _print(parts: Sequence[Grid | str], console: Console) -> None:
+def _print(parts: Sequence[Grid | str | Text], console: Console) -> None:
     for place, part in enumerate(parts):
         if place and isinstance(part, Grid) and part.title:
             console.print()

@@ -104,18 +104,22 @@ def test_trust_rule_8_the_ending_names_the_file_of_private_scores_and_prints_non
     assert not [line for line in said if "60" in line or "bleu" in line]
 
 
-@pytest.mark.slow
 def test_a_terminal_has_scores_in_a_table_and_a_pipe_a_line_for_each_fact(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_run(folder, bleu=60.4321)
+    write_run(folder, bleu=60.4321, task={"source": "embedded"})
     assert ending_shown(folder, False, monkeypatch, capsys) == ending_lines(folder, E2E)
-    drawn = [line.split() for line in ending_shown(folder, True, monkeypatch, capsys)]
-    assert ["metric", "before", "training", "after", "training"] in drawn
-    assert ["bleu", "↑", "1.00", "60.4"] in drawn
-    assert ["next", "dpft", "eval", "run=outputs/day"] in drawn
-    assert ["dpft", "report", "runs=outputs/day"] in drawn, "one word for all that come next"
-    assert "scores:" not in str(drawn)
+    drawn = ending_shown(folder, True, monkeypatch, capsys)
+    assert drawn[0] == "✓ Trained tiny on e2e (embedded sample)"
+    cells = [line.split() for line in drawn]
+    assert cells[1][:3] == ["Privacy", "ε", "≤"] and "(PRV," in cells[1]
+    assert "membership guess correct at most" in drawn[2]
+    assert "e2e test (630)" in drawn and ["before", "after"] in cells
+    assert ["BLEU", "↑", "1.00", "60.4"] in cells
+    assert ["Private", "outputs/day/private", "(never", "publish)"] in cells
+    assert ["Next", "dpft", "eval", "run=outputs/day"] in cells
+    assert ["dpft", "report", "runs=outputs/day"] in cells, "one heading for all commands"
+    assert "Warning" not in str(drawn)
 
 
 def ending_shown(
@@ -136,40 +140,48 @@ def scored(stage: str, public: bool = True, **metrics: float) -> ScoreEntry:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "says"),
+    ("before", "after", "baseline"),
     [
-        ({"accuracy": 0.5}, {"accuracy": 0.49}, "those before training"),
-        ({"accuracy": 0.4}, {"accuracy": 0.75}, "those of always answering the most frequent"),
+        ({"accuracy": 0.5}, {"accuracy": 0.49}, "the model before training"),
+        ({"accuracy": 0.4}, {"accuracy": 0.75}, "always answering the most frequent class"),
         ({"accuracy": 0.4}, {"accuracy": 0.76}, None),
         ({"perplexity": 9}, {"perplexity": 8}, None),
+        ({"bleu": 9, "perplexity": 1280}, {"bleu": 9, "perplexity": 139}, None),
+        ({"bleu": 9, "mean_length": 5}, {"bleu": 8, "mean_length": 9}, "the model before training"),
         ({"bleu": 9}, {}, None),
     ],
 )
-def test_a_model_that_learned_nothing_is_said_to_be_and_the_page_is_named(
-    tmp_path: Path, before: dict, after: dict, says: str | None
+def test_a_run_in_which_no_score_is_better_ends_with_advice(
+    folder: Path, before: dict, after: dict, baseline: str | None
 ) -> None:
-    predictions = tmp_path / "predictions.jsonl"
-    right = ["yes"] * 3 + ["no"] if says is None or "always" in says else ["a", "b", "c", "d"]
-    predictions.write_text("".join(json.dumps({"references": [one]}) + "\n" for one in right))
-    entries = [scored("before", **before), scored("after", **after)]
-    found = ending._if_nothing_was_learned(entries, predictions)
-    assert len(found) == (says is not None)
-    for line in found:
-        assert line.startswith("next: ") and says in line and "docs/how-to/bad-scores.md" in line
-    assert ending._majority(tmp_path / "none.jsonl") is None
+    write_run(folder)
+    right = ["yes"] * 3 + ["no"]
+    if baseline is None or "always" not in baseline:
+        right = ["a", "b", "c", "d"]
+    if after.get("accuracy") == 0.76:
+        right = ["yes"] * 3 + ["no"]
+    lines_of_file = (json.dumps({"references": [one]}) + "\n" for one in right)
+    (folder / "predictions.jsonl").write_text("".join(lines_of_file))
+    record = read(folder)
+    record.evaluations[:] = [scored("before", **before), scored("after", **after)]
+    notes = ending._if_nothing_was_learned(record)
+    assert len(notes) == (baseline is not None)
+    for note in notes:
+        assert baseline in note and "train.learning_rate" in note
+    assert ending._majority(folder / "none.jsonl") is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("public", [True, False])
-def test_trust_rule_8_only_public_scores_decide_whether_the_page_on_bad_scores_is_named(
+def test_trust_rule_8_only_public_scores_decide_whether_there_is_advice(
     folder: Path,
     public: bool,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_run(folder, public=public, bleu=0.5)  # It was 1 before.
-    assert any("bad-scores" in line for line in ending_lines(folder, E2E)) == public
-    assert ("bad-scores" in str(ending_shown(folder, True, monkeypatch, capsys))) == public
+    assert any(line.startswith("warning: ") for line in ending_lines(folder, E2E)) == public
+    assert ("Warning: " in str(ending_shown(folder, True, monkeypatch, capsys))) == public
 
 
 @pytest.mark.parametrize(
@@ -223,7 +235,7 @@ FORMS = {
     custom.LABELS: ["text='{text}'", "label=label", "labels=[no,yes]"],
 }
 """Keys that choose each form of task=custom; those of the second also with learn_prompt."""
-OBJECTIVES = (*corpus.OBJECTIVES, *classification.OBJECTIVES, glue.TEXT2TEXT)
+OBJECTIVES = (*corpus.OBJECTIVES, *classification.OBJECTIVES, glue.TEXT2TEXT, "dpo", "ipo", "orpo")
 ROWS = {
     "tripleset": [["Inn", "NEAR", "river"]],
     "personality": ["i like pubs."],
@@ -246,7 +258,8 @@ def words_of_task(name: str) -> list[list[str]]:
         own = [] if values.get("labels", True) else ["task.labels=[no,yes]", "task.data_dir=d"]
         return [[f"task={name}", *own]]
     assert values["objective"] in (None, *OBJECTIVES), "an objective that this test does not know"
-    return [[f"task={name}", f"task.objective={each}"] for each in OBJECTIVES]
+    data = ["task.data_dir=d"] if name == "preference" else []
+    return [[f"task={name}", f"task.objective={each}", *data] for each in OBJECTIVES]
 
 
 def composed(command: str, words: list[str]) -> Any:

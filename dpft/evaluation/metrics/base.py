@@ -70,6 +70,8 @@ class MetricSpec:
     """What the number means, with its scale."""
     citation: str
     """Where the metric is defined."""
+    title: str = ""
+    """Its name in tables, in the spelling of the field; empty: ``name`` in words."""
     key: str = ""
     """Key in metrics.json, which metrics of one kind may share; empty: ``name``."""
     missing: Callable[[MetricsConfig], str | None] = nothing_missing
@@ -84,6 +86,13 @@ class MetricSpec:
     """Returns the settings that reproduce a score, such as sacrebleu's signature, by language."""
     better: str | None = HIGHER
     """``HIGHER`` or ``LOWER``; None: neither is better, so no run can be chosen by it."""
+
+    @property
+    def heading(self) -> str:
+        """Its name in tables, with an arrow that points to the better values."""
+        arrows = {HIGHER: " ↑", LOWER: " ↓"}
+        title = self.title or self.name.replace("_", " ").capitalize()
+        return f"{title}{arrows.get(self.better or '', '')}"
 
     @property
     def reported_as(self) -> str:

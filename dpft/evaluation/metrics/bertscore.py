@@ -28,6 +28,7 @@ _KEY = "metrics.bertscore_model"
 
 @metric(
     TEXTS,
+    title="BERTScore",
     description="Mean BERTScore F1, no idf, not rescaled, best reference; mostly 0..1.",
     citation="Zhang et al. 2020 (arXiv 1904.09675).",
     missing=lambda settings: (

@@ -26,6 +26,7 @@ def signature(language: str | None) -> str:
 
 @metric(
     TEXTS,
+    title="BLEU",
     description="Corpus BLEU, mteval-13a tokens or those of task.language, case-insensitive, all"
     " references; 0..100.",
     citation="Papineni et al. 2002 (ACL); Post 2018 (arXiv 1804.08771).",

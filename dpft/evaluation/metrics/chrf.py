@@ -21,6 +21,7 @@ def signature(language: str | None) -> str:
 
 @metric(
     TEXTS,
+    title="chrF",
     description="Corpus chrF2, case-sensitive, best reference; 0..100.",
     citation="Popović 2015 (WMT); Post 2018 (arXiv 1804.08771).",
     signature=signature,

@@ -12,6 +12,7 @@ from dpft.evaluation.metrics.base import TEXTS, NotComputed, metric, missing_mod
 
 @metric(
     TEXTS,
+    title="CIDEr",
     description="Mean CIDEr, coco-caption's, all references; 0..10.",
     citation="Vedantam et al. 2015 (arXiv 1411.5726).",
     missing=lambda settings: missing_modules("pycocoevalcap.cider.cider"),

@@ -7,6 +7,7 @@ from dpft.evaluation.metrics.base import TEXTS, NotComputed, metric, ngrams, ptb
 
 @metric(
     TEXTS,
+    title="Distinct-1",
     description="Distinct words over words of all predictions, lower case; 0..1.",
     citation="Li et al. 2016 (arXiv 1510.03055), section 5.",
     reads_language=True,
@@ -24,6 +25,7 @@ def distinct_1(
 
 @metric(
     TEXTS,
+    title="Distinct-2",
     description="Distinct bigrams over bigrams of all predictions, lower case; 0..1.",
     citation="Li et al. 2016 (arXiv 1510.03055), section 5.",
     reads_language=True,

@@ -11,6 +11,7 @@ NO_CLASS = -1
 
 @metric(
     LABELS,
+    title="F1",
     description="F1 of two classes, class 1 the positive one; 0..1.",
     citation="van Rijsbergen 1979 (Information Retrieval); Wang et al. 2019 (arXiv 1804.07461).",
 )

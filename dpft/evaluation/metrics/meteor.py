@@ -33,6 +33,7 @@ _METEOR = ("-", "-", "-stdio", "-l", "en", "-norm")
 
 @metric(
     TEXTS,
+    title="METEOR",
     description="METEOR 1.5 of the corpus, English, all references; 0..1.",
     citation="Denkowski and Lavie 2014 (WMT).",
     english_only=True,
@@ -50,6 +51,7 @@ def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> f
 
 @metric(
     TEXTS,
+    title="METEOR (plain)",
     description="METEOR 1.5 of the corpus on plain text, English, all references; 0..1.",
     citation="Denkowski and Lavie 2014 (WMT).",
     key="meteor",

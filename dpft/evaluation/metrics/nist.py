@@ -22,6 +22,7 @@ Ngram = tuple[str, ...]
 
 @metric(
     TEXTS,
+    title="NIST",
     description="Corpus NIST-5, mteval-13a tokens or those of task.language, case-insensitive, all"
     " references; from 0.",
     citation="Doddington 2002 (HLT).",

@@ -27,6 +27,7 @@ BETA = 1.2
 
 @metric(
     TEXTS,
+    title="ROUGE-1",
     description="Mean ROUGE-1 F-measure by rouge-score, English is stemmed, best reference; 0..1.",
     citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
     missing=lambda settings: missing_modules("rouge_score.rouge_scorer"),
@@ -41,6 +42,7 @@ def rouge_1(
 
 @metric(
     TEXTS,
+    title="ROUGE-2",
     description="Mean ROUGE-2 F-measure by rouge-score, English is stemmed, best reference; 0..1.",
     citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
     missing=lambda settings: missing_modules("rouge_score.rouge_scorer"),
@@ -55,6 +57,7 @@ def rouge_2(
 
 @metric(
     TEXTS,
+    title="ROUGE-L",
     description="Mean ROUGE-L F-measure by rouge-score, English is stemmed, best reference; 0..1.",
     citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
     key="rouge_l",
@@ -70,6 +73,7 @@ def rouge_score_l(
 
 @metric(
     TEXTS,
+    title="ROUGE-L",
     description="Mean ROUGE-L F-measure, beta 1.2, maximum over references; 0..1.",
     citation="Lin 2004 (ACL workshop Text Summarization Branches Out).",
     reads_language=True,

@@ -17,6 +17,7 @@ _PUNCTUATION = re.compile(r"[!\"#$%&()*+,\-./:;<=>?@\[\]\\^`{|}~_']")
 
 @metric(
     TEXTS,
+    title="Token F1",
     description="Mean F1 of words, ParlAI's normalization, best reference; 0..1.",
     citation="Miller et al. 2017 (ParlAI, arXiv 1705.06476), parlai/core/metrics.py.",
     key="f1",
