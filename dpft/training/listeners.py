@@ -134,6 +134,8 @@ class StepProgress:
         self._expected_batch_size = expected_batch_size
         self._timed, self._seconds = 0, 0.0
         """The session's steps whose duration is known."""
+        self._fastest, self._slowest = math.inf, 0.0
+        """Seconds per step of the fastest and the slowest window of ten steps or more."""
         self._lines = StepWindows(0, steps)
         console = Console(stderr=True)
         self._draws = draws_bars(console)
@@ -155,18 +157,17 @@ class StepProgress:
         self._lines = StepWindows(step, self._steps, every=math.ceil(self._steps / LOG_LINES))
         windows = StepWindows(step, self._steps)
         first = windows.first_shown_step
-        waits = "" if first is None else f"steps show from step {first} of {self._steps} on"
+        waits = "" if first is None else f"first update at step {first}"
         self._bar.update(self._task, completed=step, note=waits)
         if windows.starts_on_grid:
             self._start()
             return
         show_startup_stage(TRAINING)
         if step < self._steps:
-            shown = "no progress" if first is None else f"progress from step {first} on"
+            update = "no progress is shown" if first is None else f"first update at step {first}"
             logger.info(
-                "steps %d to %d show %s: the times of fewer than ten steps would tell of their"
-                " batches",
-                *(step + 1, self._steps, shown),
+                "steps %d to %d: %s, because durations of fewer than ten steps are private",
+                *(step + 1, self._steps, update),
             )
 
     def show(self, line: ProgressLine, last_step: int, *, again: bool = False) -> None:
@@ -189,8 +190,20 @@ class StepProgress:
             step_seconds = self._seconds / self._timed
             parts.append(f"{self._expected_batch_size / step_seconds:.0f} {self._counted}/s")
             parts.append(f"{clock_time(self._seconds)} taken")
-            parts.append(f"{clock_time(step_seconds * (self._steps - line.step))} to go")
+            parts.append(self._left(line, line.seconds / (line.step - line.since)))
         return ", ".join(parts)
+
+    def _left(self, line: ProgressLine, step_seconds: float) -> str:
+        """Return the time to go: on a terminal, a range from the fastest to the slowest window.
+
+        One window says little of the next, so the range spans a fifth of it at least.
+        """
+        left = self._steps - line.step
+        if not self._draws:
+            return f"{clock_time(self._seconds / self._timed * left)} to go"
+        self._fastest = min(self._fastest, 0.9 * step_seconds)
+        self._slowest = max(self._slowest, 1.1 * step_seconds)
+        return f"{clock_time(self._fastest * left)} to {clock_time(self._slowest * left)} to go"
 
     def _start(self) -> None:
         # Not before: how long a session took from an odd step, less how long one took from

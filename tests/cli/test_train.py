@@ -21,7 +21,7 @@ PUBLIC_LINES = re.compile(
     r"|INFO: (Clipping engine: book_keeping \(auto\)"
     r"|training: 3 steps; epsilon is the upper bound by rdp"
     r"|evaluating (before|after) fine-tuning|evaluating: \d+0 % of (predictions|likelihoods)"
-    r"|steps 1 to 3 show no progress: the times of fewer than ten steps would tell of their batches"
+    r"|steps 1 to 3: no progress is shown, because durations of fewer than ten steps are private"
     r"|scores and predictions: .*|run: .*)"
 )
 

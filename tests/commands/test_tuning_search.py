@@ -127,7 +127,7 @@ def test_no_output_and_no_public_file_names_or_counts_a_trial(
         text = path.read_bytes().decode("latin-1")
         assert not re.search(r"trial-|trial \d|trials.json|private/tuning", text), path
     log = (workspace.root / "run/private/tuning/trial-0/log").read_text()
-    assert "INFO: steps 1 to 2 show no progress" in log
+    assert "INFO: steps 1 to 2: no progress is shown" in log
 
 
 @pytest.mark.slow

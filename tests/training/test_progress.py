@@ -69,10 +69,11 @@ def test_trust_rule_7_the_bar_stands_from_the_start_and_moves_at_windows_alone(
         shown.begin(0)
         (task,) = shown._bar.tasks
         assert shown._bar.live.is_started
-        assert (task.completed, task.fields["note"]) == (0, "steps show from step 10 of 25 on")
+        assert (task.completed, task.fields["note"]) == (0, "first update at step 10")
         shown.show(line(10), 25)
         assert task.completed == 10
         assert task.fields["note"].startswith("10/25, ")
+        assert task.fields["note"].endswith(", 0:14 to 0:16 to go"), task.fields["note"]
 
 
 def test_lines_are_ten_steps_apart_and_have_the_average_rate_of_expected_sizes(
@@ -88,7 +89,7 @@ def test_trust_rule_7_fewer_than_ten_steps_show_neither_step_nor_rate(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (message,) = lines(caplog, tmp_path, steps=9, spent=spent)
-    assert message.startswith("steps 1 to 9 show no progress")
+    assert message.startswith("steps 1 to 9: no progress is shown")
 
 
 def test_the_rate_of_a_run_that_goes_on_is_that_of_its_new_steps(

@@ -101,7 +101,7 @@ def observed(observer: Observer, monkeypatch: pytest.MonkeyPatch, *, terminal: b
 
     class Log:
         def info(self, text, *values) -> None:
-            if not text.startswith("steps %d to %d show"):  # before the first step
+            if not text.startswith("steps %d to %d: "):  # before the first step
                 observer.see(text % values)
 
     monkeypatch.setattr(progress_module, "Progress", Bar)
@@ -195,8 +195,8 @@ def test_a_short_session_says_that_it_shows_no_progress_or_from_when_on(caplog) 
     caplog.set_level(logging.INFO)
     for taken, steps in ((0, 9), (15, 100), (0, 100)):
         StepProgress(steps=steps, expected_batch_size=1).begin(taken)
-    why = "the times of fewer than ten steps would tell of their batches"
+    why = "because durations of fewer than ten steps are private"
     assert caplog.messages == [
-        f"steps 1 to 9 show no progress: {why}",
-        f"steps 16 to 100 show progress from step 30 on: {why}",
+        f"steps 1 to 9: no progress is shown, {why}",
+        f"steps 16 to 100: first update at step 30, {why}",
     ]
