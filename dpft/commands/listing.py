@@ -28,11 +28,21 @@ _FACTS = re.compile(r"(?m)^# Parameters: ([\d,]+)\.(?: LoRA memory: ([\d.]+) GB\
 _LICENSE = re.compile(r"(?m)^license: (?!null$)(\S+)$")
 
 
+CATEGORIES = {
+    "tasks": "data sets and data formats: task=NAME",
+    "models": "models, with size, license and memory: model=NAME",
+    "methods": "ways to fine-tune a model: method=NAME",
+    "recipes": "complete runs, many of published papers: experiment=NAME",
+    "metrics": "scores: task.metrics=[NAME]",
+}
+"""What ``dpft list`` can print."""
+
+
 class ListConfig(Section):
     """``dpft list``, conf/list.yaml."""
 
-    what: Literal["tasks", "models", "methods", "recipes", "metrics"]
-    """tasks, models, methods, recipes or metrics."""
+    what: Literal["tasks", "models", "methods", "recipes", "metrics"] | None = None
+    """tasks, models, methods, recipes or metrics; null: these categories."""
     output: Output = "table"
     """table for people, or json: one object on stdout."""
 
@@ -55,6 +65,9 @@ class ListedModel(StrictModel):
 class Listing(StrictModel):
     """The names of the requested kind, each with its description."""
 
+    categories: Mapping[str, str] | None = None
+    """The kinds of names, each with a line."""
+
     tasks: Mapping[str, str] | None = None
     """The tasks, each with a line."""
     models: Mapping[str, ListedModel] | None = None
@@ -75,7 +88,9 @@ def expand(overrides: list[str]) -> list[str]:
 def list_names(config: ListConfig) -> None:
     """Print each name and its description, as a table or as JSON."""
     rows: list[tuple[str, ...]]
-    if config.what == "models":
+    if config.what is None:
+        listing, rows = Listing(categories=CATEGORIES), [*CATEGORIES.items()]
+    elif config.what == "models":
         listing = Listing(models=models())
         rows = [HEADER, *(_cells(name, model) for name, model in models().items())]
     else:

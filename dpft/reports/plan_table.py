@@ -92,10 +92,15 @@ def process_lines(costs: RunCosts) -> list[str]:
     fits = []
     if largest is not None and room is not None:
         fits.append(_line("largest micro-batch", f"{largest} records in {room / GIGABYTE:.1f} GB"))
+    heading = ["peak memory, estimated from shapes:"]
+    if costs.processes.world_size > 1:
+        heading = [
+            _spread(costs.processes),
+            "memory of each process at its peak, estimated from shapes:",
+        ]
     return [
         "",
-        _spread(costs.processes),
-        "memory of each process at its peak, estimated from shapes:",
+        *heading,
         *(_line(name, f"{size / GIGABYTE:.2f} GB") for name, size in sizes if size),
         _line("peak memory", f"{parts.total / GIGABYTE:.2f} GB"),
         *fits,
@@ -105,8 +110,6 @@ def process_lines(costs: RunCosts) -> list[str]:
 def _spread(processes: PlannedProcesses) -> str:
     """Return how a run is distributed over processes."""
     strategy, count = processes.strategy, processes.world_size
-    if count == 1:
-        return "1 process"
     if strategy != "fsdp":
         return f"{count} processes, {strategy}: {count} replicas of the whole model"
     shards = processes.shard_size
@@ -122,7 +125,7 @@ def _line(name: str, value: str) -> str:
 def plan_table(
     record: PrivatePlan | OpenPlan, plan: PrivacyPlan | None, accounting: AccountingReport | None
 ) -> str:
-    """Returns the plan as lines of text, 80 columns wide."""
+    """Return the plan as lines of text, 80 columns wide, a summary first."""
     parameters = record.parameters
     lines = [
         f"{'trainable parameters':<22}{parameters.trainable:,}",
@@ -135,7 +138,7 @@ def plan_table(
         alarm = ["NOT PRIVATE: privacy=none trains without differential privacy."]
         if isinstance(record.plan, ClippingPlan):
             alarm.append("Each example's gradient is clipped, and no noise is added.")
-        lines = [*alarm, "", *lines]
+        lines = [*alarm, summary_line(record), "", *lines]
         lines.append(f"{'steps':<22}{record.plan.steps}")
         lines += [f"{name:<22}{value}" for name, value in _clipped_rows(record)]
     else:
@@ -149,9 +152,9 @@ def plan_table(
             steps=plan.mechanism.in_words(plan.steps) if plan.mechanism.has_streams else None,
             sampler=plan.sampler,
         )
-        lines += ["", table, *_phase_lines(plan), *_signal_lines(record)]
+        lines = [summary_line(record), "", *lines, "", table]
+        lines += [*_phase_lines(plan), *_signal_lines(record)]
     lines += [*_time_lines(record), *process_lines(record)]
-    lines += ["", summary_line(record)]
     return "\n".join(lines)
 
 
@@ -169,10 +172,10 @@ def _lora_lines(costs: RunCosts) -> list[str]:
 def summary_line(record: PrivatePlan | OpenPlan) -> str:
     """Return a run's cost and its epsilon in a line for people.
 
-    An example is "about 3 minutes, 1.0 GiB, ε 7.998 of the training alone, ε 8.500 with its
+    An example is "about 3 minutes, 1.07 GB, ε 7.998 of the training alone, ε 8.500 with its
     tokenizer".
     """
-    figures = [f"{record.memory_per_rank_bytes.total / 2**30:.1f} GiB"]
+    figures = [f"{record.memory_per_rank_bytes.total / GIGABYTE:.2f} GB"]
     if record.measured is not None:
         figures.insert(0, f"about {in_words(record.measured.seconds_total)}")
     if isinstance(record, OpenPlan):

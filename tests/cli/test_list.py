@@ -39,11 +39,15 @@ def test_a_program_reads_one_object(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["sheep"], []])
-def test_what_cannot_be_listed_is_refused(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["list", *words]) == 2
+def test_without_an_argument_the_categories_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["tasks", "models", "methods", "recipes", "metrics"]
+
+
+@pytest.mark.slow
+def test_what_cannot_be_listed_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "sheep"]) == 2
     assert "recipes" in capsys.readouterr().err
 
 

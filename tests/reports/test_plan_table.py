@@ -54,8 +54,8 @@ def test_memory_is_listed_by_part() -> None:
     ]
 
 
-def test_the_last_line_says_what_it_takes_and_promises() -> None:
-    assert summary_line(private()) == "about 2 hours, 1.9 GiB, ε 2.990"
+def test_the_summary_states_time_memory_and_epsilon() -> None:
+    assert summary_line(private()) == "about 2 hours, 2.00 GB, ε 2.990"
     tokenizer = TokenizerCost(
         epsilon=1.0,
         delta=1e-3,
@@ -116,14 +116,14 @@ def test_the_measured_time_states_what_was_measured() -> None:
 def test_without_a_measurement_no_time_is_stated() -> None:
     table = plan_table(private().replace(measured=None), plan(), accounting())
     assert "seconds per step" not in table
-    assert table.splitlines()[-1] == "1.9 GiB, ε 2.990"
+    assert table.splitlines()[0] == "2.00 GB, ε 2.990"
 
 
 def test_a_plan_without_privacy_says_so_in_the_first_line() -> None:
     table = plan_table(merge_models(OpenPlan, no_promise(StepsPlan(**SIZES)), COSTS), None, None)
     assert table.startswith("NOT PRIVATE")
     assert "steps                 4" in table and "epsilon" not in table
-    assert table.splitlines()[-1] == "about 2 hours, 1.9 GiB, no ε" and "clip" not in table
+    assert "about 2 hours, 2.00 GB, no ε" in table.splitlines()[:3] and "clip" not in table
 
 
 def test_a_plan_that_clips_without_noise_says_both_first() -> None:
@@ -132,4 +132,4 @@ def test_a_plan_that_clips_without_noise_says_both_first() -> None:
     assert first.startswith("NOT PRIVATE: privacy=none")
     assert second == "Each example's gradient is clipped, and no noise is added."
     assert "max_grad_norm         0.1, 0.5" in rest and "sampler               poisson" in rest
-    assert rest[-1].endswith("no ε")
+    assert rest[0].endswith("no ε")
