@@ -62,7 +62,6 @@ def test_a_run_leaves_the_files_of_a_run_folder(folder: Path) -> None:
         "report.md",
     }
     assert {".hydra/overrides.yaml", "model/model.safetensors", "model/tokenizer.json"} <= names
-    assert "model/README.md" in names
 
 
 def test_standard_output_is_left_to_results_and_stderr_to_public_lines(outcome: Outcome) -> None:
