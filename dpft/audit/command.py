@@ -11,6 +11,7 @@ from dpft.audit.base import AuditConfig, AuditedRun, Finding
 from dpft.commands.exit_codes import crash_kept
 from dpft.commands.guarantee import privacy_of
 from dpft.commands.ledger_account import saved_run
+from dpft.errors import InputError
 from dpft.models.loading import quiet_transformers
 from dpft.reports import terminal
 from dpft.reports.privacy_json import Audited
@@ -27,6 +28,7 @@ from dpft.run_folder import (
     write_text,
 )
 from dpft.strict_model import json_text, merge_models, write_model
+from dpft.tasks.preference import PreferenceTask
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,12 @@ def audit(config: AuditConfig) -> Finding:
 
     # 1. The run, whose training has ended.
     saved, folder, name = saved_run(config.run), Path(config.run), config.audit.name
+    if isinstance(saved.task, PreferenceTask):
+        raise InputError(
+            "dpft audit does not support task=preference, because audits score single answers.",
+            key="run",
+            value=config.run,
+        )
     run = AuditedRun(
         folder=folder,
         config=saved,

@@ -172,6 +172,14 @@ def test_another_kind_of_model_is_rejected_in_one_sentence(workspace: Workspace,
     assert "task=preference needs a causal model" in sentence and kind in sentence
 
 
+def test_audits_are_not_supported(workspace: Workspace) -> None:
+    sentence = workspace.refusal("train", *PRIVATE, "audit.canaries=20")
+    assert "audit.canaries" in sentence and "task=preference" in sentence
+    trained(workspace, "audited", *PRIVATE, "train.steps=1", "eval.enabled=false")
+    for audit in ("memorization", "membership", "one_run"):
+        assert "task=preference" in workspace.refusal("audit", "run=audited", f"audit={audit}")
+
+
 def test_smoothing_applies_to_dpo_only(workspace: Workspace) -> None:
     sentence = workspace.refusal(
         "train", *PRIVATE, "task.objective=ipo", "task.label_smoothing=0.1"
