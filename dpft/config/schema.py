@@ -232,7 +232,7 @@ def check_exposure(task: Task, audit: CanaryConfig) -> None:
     """Refuses canaries whose suffix nobody learns to write."""
     if audit.wanted and not task.has_canaries:
         raise InputError(
-            f"audit.canaries needs a task whose records are single texts, got task={task.name}.",
+            f"audit.canaries needs a task with single texts as records, got task={task.name}.",
             key="audit.canaries",
             value=audit.canaries,
             hint="audit.canaries=0",

@@ -207,7 +207,7 @@ def test_views_follow_the_seed_of_a_test_and_nothing_else(workspace: Workspace) 
             ("task=images", "task.data_dir=none", "task.labels=[a,b]", *SMALL),
             "has no train split",
         ),
-        ((*RUNS["digits"], "audit.canaries=5"), "records are single texts"),
+        ((*RUNS["digits"], "audit.canaries=5"), "single texts as records"),
         (
             (*RUNS["digits"], "task.augmentations=40", "train.micro_batch_size=8"),
             "augmentations",
