@@ -98,18 +98,18 @@ class Architecture:
 
 
 def causal(model: nn.Module, batch: Batch) -> Tensor:
-    """Returns the losses of the next token."""
+    """Return the losses of the next token."""
     logits = model(input_ids=batch.ids, attention_mask=batch.mask).logits
     return token_losses(logits[:, :-1], batch.labels[:, 1:])
 
 
 def causal_without_mask(model: nn.Module, batch: Batch) -> Tensor:
-    """Returns the losses of the next token, of texts passed without a mask."""
+    """Return the losses of the next token, of texts passed without a mask."""
     return token_losses(model(input_ids=batch.ids).logits[:, :-1], batch.labels[:, 1:])
 
 
 def causal_with_positions(model: nn.Module, batch: Batch) -> Tensor:
-    """Returns the losses of the next token, of texts passed with their positions."""
+    """Return the losses of the next token, of texts passed with their positions."""
     positions = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
     passed = {"attention_mask": batch.mask, "position_ids": positions}
     logits = model(input_ids=batch.ids, **passed).logits
@@ -117,20 +117,20 @@ def causal_with_positions(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def classification(model: nn.Module, batch: Batch) -> Tensor:
-    """Returns the losses of the class."""
+    """Return the losses of the class."""
     logits = model(input_ids=batch.ids, attention_mask=batch.mask).logits
     return functional.cross_entropy(logits, batch.classes, reduction="none")
 
 
 def sequence_to_sequence(model: nn.Module, batch: Batch) -> Tensor:
-    """Returns the losses of giving a text back."""
+    """Return the losses of giving a text back."""
     given = functional.pad(batch.ids[:, :-1], (1, 0), value=1)
     logits = model(input_ids=batch.ids, attention_mask=batch.mask, decoder_input_ids=given).logits
     return token_losses(logits, batch.labels)
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the mean loss over each text's own tokens, shape (b,)."""
+    """Return the mean loss over each text's own tokens, shape (b,)."""
     losses = functional.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), reduction="none"
     )
@@ -148,7 +148,7 @@ class RecurrentLanguageModel(nn.Module):
         self.batch_first = batch_first
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Returns the logits of the next token, shape (b, t, v)."""
+        """Return the logits of the next token, shape (b, t, v)."""
         embedded = self.embedding(ids)
         if self.batch_first:
             return self.head(self.recurrent(embedded)[0])
@@ -156,12 +156,12 @@ class RecurrentLanguageModel(nn.Module):
 
 
 def recurrent(model: nn.Module, batch: Batch) -> Tensor:
-    """Returns the losses of the next token of a model of tokens alone."""
+    """Return the losses of the next token of a model of tokens alone."""
     return token_losses(model(batch.ids)[:, :-1], batch.labels[:, 1:])
 
 
 def architectures() -> dict[str, Architecture]:
-    """Returns every architecture by its name."""
+    """Return every architecture by its name."""
     gpt2 = _model("GPT2Config", "CausalLM", GPT)
     return {
         "gpt2": Architecture(gpt2, causal),
@@ -186,7 +186,7 @@ def architectures() -> dict[str, Architecture]:
 
 
 def causal_prompt(model: nn.Module, batch: Batch) -> Tensor:
-    """Returns the losses of the next token; peft gives the prompt's own logits first."""
+    """Return the losses of the next token; peft gives the prompt's own logits first."""
     logits = model(input_ids=batch.ids, attention_mask=batch.mask).logits
     return token_losses(logits[:, -batch.ids.shape[1] : -1], batch.labels[:, 1:])
 
@@ -275,7 +275,7 @@ def _model(config: str, head: str, options: dict[str, Any]) -> Callable[[], nn.M
 
 
 def _with_prompt(build: Callable[[], nn.Module], config: str) -> Callable[[], nn.Module]:
-    """Returns a model whose prompt alone is trained, by peft as it is."""
+    """Return a model whose prompt alone is trained, by peft as it is."""
 
     def prompted() -> nn.Module:
         import peft

@@ -60,13 +60,13 @@ class Race:
 
 
 def engines() -> tuple[str, ...]:
-    """Returns the engines that can be measured here."""
+    """Return the engines that can be measured here."""
     peers = PEERS if importlib.util.find_spec("opacus") else ()
     return (ORDINARY, *ENGINE_NAMES, *peers)
 
 
 def largest(fits: Callable[[int], bool]) -> int:
-    """Returns the largest size that fits, 0 if 1 does not.
+    """Return the largest size that fits, 0 if 1 does not.
 
     Args:
         fits: Whether a size does; true up to some size, false from there on.
@@ -81,7 +81,7 @@ def largest(fits: Callable[[int], bool]) -> int:
 
 
 def whole_micro_batches(first: int, second: int, max_examples: int) -> tuple[int, int]:
-    """Returns the sizes of largest product that a common multiple within bounds allows.
+    """Return the sizes of largest product that a common multiple within bounds allows.
 
     Args:
         first: Most of the first size.
@@ -100,7 +100,7 @@ def whole_micro_batches(first: int, second: int, max_examples: int) -> tuple[int
 
 
 def largest_micro_batch(workload: Workload) -> int:
-    """Returns the largest micro-batch of which whole updates fit the workload's memory.
+    """Return the largest micro-batch of which whole updates fit the workload's memory.
 
     Raises:
         RuntimeError: A worker failed, and not for want of memory.
@@ -120,7 +120,7 @@ def largest_micro_batch(workload: Workload) -> int:
 
 
 def race(measured: Workload, baseline: Workload, *, updates: int, max_examples: int) -> Race:
-    """Times updates, uncapped, of two workloads whose batch sizes are the largest that fit.
+    """Time updates, uncapped, of two workloads whose batch sizes are the largest that fit.
 
     Raises:
         RuntimeError: A worker failed.
@@ -135,7 +135,7 @@ def race(measured: Workload, baseline: Workload, *, updates: int, max_examples: 
 
 
 def table_line(engine: str, size: int, ordinary: int, result: Race | None) -> str:
-    """Returns a row of the table in Markdown; a ``result`` of None leaves the speed out."""
+    """Return a row of the table in Markdown; a ``result`` of None leaves the speed out."""
     line = f"| {engine} | {size} | {size / ordinary:.3f} |"
     if result is None:
         return f"{line} - | - | - |"
@@ -148,7 +148,7 @@ def table_line(engine: str, size: int, ordinary: int, result: Race | None) -> st
 
 
 def heading(options: argparse.Namespace) -> str:
-    """Returns what stands above the table."""
+    """Return what stands above the table."""
     counted = (
         "PyTorch's allocator" if options.device == "cuda" else "address space beyond the libraries"
     )
@@ -169,7 +169,7 @@ def heading(options: argparse.Namespace) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Searches and times the engines asked for and writes the table."""
+    """Search and times the engines asked for and write the table."""
     options = _options(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     ordinary = _at_capacity(ORDINARY, options)
@@ -218,7 +218,7 @@ def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
 
 
 def _at_capacity(engine: str, options: argparse.Namespace) -> Workload:
-    """Returns the engine's workload with the largest micro-batch that fits, 0 if none does."""
+    """Return the engine's workload with the largest micro-batch that fits, 0 if none does."""
     workload = Workload(
         engine=engine,
         # Opacus refuses tied weights.

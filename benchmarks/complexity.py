@@ -81,7 +81,7 @@ class Measurement:
 
 
 def mixed_ghost_clipping(model: nn.Module, length: int) -> int:
-    """Returns +2BTpd + min(2BT^2(p + d), 2BTpd) of each dense layer (Table 2)."""
+    """Return +2BTpd + min(2BT^2(p + d), 2BTpd) of each dense layer (Table 2)."""
     return sum(
         2 * EXAMPLES * length * (p * d + min(length * (p + d), p * d))
         for p, d in _trained_weights(model)
@@ -89,13 +89,13 @@ def mixed_ghost_clipping(model: nn.Module, length: int) -> int:
 
 
 def biases(model: nn.Module, length: int) -> int:
-    """Returns +3Bp of each bias (Table 2); the length has no part in it."""
+    """Return +3Bp of each bias (Table 2); the length has no part in it."""
     named = model.named_parameters()
     return sum(3 * EXAMPLES * p.numel() for n, p in named if n.endswith("bias") and p.requires_grad)
 
 
 def low_rank(model: nn.Module, length: int) -> int:
-    """Returns +2BT(pr + dr) of each changed layer (Table 8): of each matrix, by its numbers."""
+    """Return +2BT(pr + dr) of each changed layer (Table 8): of each matrix, by its numbers."""
     return sum(2 * EXAMPLES * length * rows * columns for rows, columns in _trained_weights(model))
 
 
@@ -107,7 +107,7 @@ ROWS = {
 
 
 def measure(row: Row, length: int, *, pairs: int) -> Measurement:
-    """Counts and times private and ordinary micro-batches of texts of one length."""
+    """Count and times private and ordinary micro-batches of texts of one length."""
     workload = Workload(
         engine="book_keeping",
         shape="small_gpt2",
@@ -142,7 +142,7 @@ def measure(row: Row, length: int, *, pairs: int) -> Measurement:
 
 
 def table_line(name: str, measured: Measurement) -> str:
-    """Returns a row of the table in Markdown."""
+    """Return a row of the table in Markdown."""
     timings, private, ordinary = measured.timings, measured.private, measured.ordinary
     memory = (
         f"{(getattr(private, key) - getattr(ordinary, key)) / 2**20:.1f}"
@@ -156,7 +156,7 @@ def table_line(name: str, measured: Measurement) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures the rows asked for and writes the table."""
+    """Measure the rows asked for and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--rows", default=";".join(ROWS), help="names, separated by semicolons")
@@ -183,7 +183,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _trained_weights(model: nn.Module) -> Iterator[tuple[int, int]]:
-    """Yields the two widths of each dense layer's weight that trains."""
+    """Yield the two widths of each dense layer's weight that trains."""
     for module in model.modules():
         if isinstance(module, nn.Linear | Conv1D) and module.weight.requires_grad:
             rows, columns = module.weight.shape

@@ -79,7 +79,7 @@ class Counts(TorchDispatchMode):
         return outputs
 
     def ended_backward(self) -> None:
-        """Takes note of a back-propagation that has ended."""
+        """Take note of a back-propagation that has ended."""
         if self.passes == 0:
             self.kept_bytes = self._alive_bytes
         self.passes += 1

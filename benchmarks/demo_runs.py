@@ -33,7 +33,7 @@ COLUMNS = ("", "min", "median", "max")
 
 
 def loops(text: str) -> bool:
-    """Tells whether one to ``LONGEST`` words stand ``TIMES`` times in a row."""
+    """Tell whether one to ``LONGEST`` words stand ``TIMES`` times in a row."""
     words = text.split()
     for size in range(1, LONGEST + 1):
         for start in range(len(words) - TIMES * size + 1):
@@ -44,20 +44,20 @@ def loops(text: str) -> bool:
 
 
 def texts_of(run: Path) -> Iterator[str]:
-    """Yields what the trained model wrote for each test input."""
+    """Yield what the trained model wrote for each test input."""
     with (run / "predictions.jsonl").open(encoding="utf-8") as lines:
         for line in lines:
             yield json.loads(line)["prediction"]
 
 
 def spread(name: str, values: Sequence[float]) -> str:
-    """Returns a row of the table."""
+    """Return a row of the table."""
     found = (min(values), median(values), max(values))
     return f"| {name} | {' | '.join(f'{value:.4g}' for value in found)} |\n"
 
 
 def main() -> None:
-    """Runs the demos and writes the table."""
+    """Run the demos and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/demos"))
     parser.add_argument("--runs", type=int, default=20)

@@ -39,7 +39,7 @@ NOTES = (
 
 
 def run_of(work: Path, model: str, method: str, eps: str, seed: int, threads: int) -> Path:
-    """Returns the folder of a run."""
+    """Return the folder of a run."""
     common = ("train", "task=digits", f"train.seed={seed}", f"train.num_threads={threads}")
     privacy = "privacy=none" if eps == "none" else f"privacy.eps={eps}"
     name = f"{model}-{method}-{eps}-{seed}"
@@ -62,7 +62,7 @@ def run_of(work: Path, model: str, method: str, eps: str, seed: int, threads: in
 def rows(
     work: Path, seeds: range, threads: int, *, models: Sequence[str], methods: Sequence[str]
 ) -> Iterator[str]:
-    """Yields the rows of the table."""
+    """Yield the rows of the table."""
     for model in models:
         for method in methods:
             for eps in EPSILONS[method]:
@@ -77,7 +77,7 @@ def rows(
 
 
 def main() -> None:
-    """Writes the table."""
+    """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/digits"))
     parser.add_argument("--seeds", type=int, default=3)

@@ -88,14 +88,14 @@ Work = Callable[[Subject], object]
 
 
 def texts(subject: Subject) -> list[str]:
-    """Returns the text for each input, as ``dpft eval`` writes it."""
+    """Return the text for each input, as ``dpft eval`` writes it."""
     return subject.outputs.texts(
         [each.examples[0] for each in subject.groups], subject.decode, lambda _: None
     )
 
 
 def generated(subject: Subject) -> list[str]:
-    """Returns the text for each input by transformers' ``generate``, inputs as they come."""
+    """Return the text for each input by transformers' ``generate``, inputs as they come."""
 
     def as_they_come(lengths: Sequence[int]) -> list[range]:
         everything = range(len(lengths))
@@ -105,17 +105,17 @@ def generated(subject: Subject) -> list[str]:
 
 
 def generated_in_our_batches(subject: Subject) -> list[str]:
-    """Returns the text for each input by transformers' ``generate``, batched as ``texts`` is."""
+    """Return the text for each input by transformers' ``generate``, batched as ``texts`` is."""
     return _generated(subject, lambda lengths: batches_by_tokens(lengths, BATCH_SIZE))
 
 
 def likelihood(subject: Subject) -> float:
-    """Returns the negative log-likelihood of all references, as ``dpft eval`` sums it."""
+    """Return the negative log-likelihood of all references, as ``dpft eval`` sums it."""
     return sum(subject.outputs.likelihoods(subject.examples, lambda _: None).nll_sums)
 
 
 def plain_likelihood(subject: Subject) -> float:
-    """Returns the negative log-likelihood of all references by a loop over the same batches."""
+    """Return the negative log-likelihood of all references by a loop over the same batches."""
     rows = subject.encoding.rows(subject.examples)
     total = 0.0
     for indices in batches_by_tokens([len(row.input_ids) for row in rows], BATCH_SIZE):
@@ -138,7 +138,7 @@ ROWS: dict[str, tuple[Work, Work]] = {
 def _generated(
     subject: Subject, batches: Callable[[Sequence[int]], Iterable[Sequence[int]]]
 ) -> list[str]:
-    """Returns the text for each input by ``generate``, in batches by the tokens that each takes."""
+    """Return the text for each input by ``generate``, in batches by the tokens that each takes."""
     decode, tokenizer = subject.decode, subject.encoding.tokenizer
     prompts = subject.encoding.prompts(
         [group.examples[0] for group in subject.groups],
@@ -178,7 +178,7 @@ def make_subject(
     split: str = "test",
     new_tokens: int = 60,
 ) -> Subject:
-    """Returns the embedded model after some steps of ordinary training, and a split.
+    """Return the embedded model after some steps of ordinary training, and a split.
 
     Args:
         data: Folder of E2E's files; None: the embedded sample.
@@ -227,7 +227,7 @@ def _train(subject: Subject, examples: Sequence[Example]) -> None:
 
 
 def measure(subject: Subject, measured: Work, baseline: Work, *, pairs: int) -> Timings:
-    """Times both in turns."""
+    """Time both in turns."""
     timings = Timings()
     for _ in range(pairs):
         ours, ours_read = timed(subject, measured)
@@ -239,7 +239,7 @@ def measure(subject: Subject, measured: Work, baseline: Work, *, pairs: int) -> 
 
 
 def timed(subject: Subject, work: Work) -> tuple[float, int]:
-    """Returns the processor time of the work, and how many tokens the model was given for it.
+    """Return the processor time of the work, and how many tokens the model was given for it.
 
     Copies of a prompt and padding count.
     """
@@ -255,7 +255,7 @@ def timed(subject: Subject, work: Work) -> tuple[float, int]:
 
 
 def table_line(name: str, timings: Timings) -> str:
-    """Returns a line of the table."""
+    """Return a line of the table."""
     ratios = [a / b for a, b in zip(timings.measured, timings.baseline, strict=True)]
     first, middle, third = statistics.quantiles(ratios, n=4, method="inclusive")
     both = (timings.measured, timings.baseline)
@@ -266,7 +266,7 @@ def table_line(name: str, timings: Timings) -> str:
 
 
 def notes(subject: Subject, *, own_files: bool, split: str) -> str:
-    """Returns what the numbers are."""
+    """Return what the numbers are."""
     records = "E2E's own" if own_files else "the embedded sample's"
     parameters = sum(parameter.numel() for parameter in subject.model.parameters())
     return (
@@ -278,7 +278,7 @@ def notes(subject: Subject, *, own_files: bool, split: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures the rows and writes the table."""
+    """Measure the rows and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder of E2E's files; else the sample")
     parser.add_argument("--inputs", type=int, help="distinct inputs; else all")

@@ -26,7 +26,7 @@ SIZE = "privacy.num_examples=67349"
 
 
 def overrides(method: str, privacy: str, options: argparse.Namespace) -> list[str]:
-    """Returns the arguments of one ``dpft train``."""
+    """Return the arguments of one ``dpft train``."""
     return [
         "experiment=glue_minilm",
         f"model.path={options.model}",
@@ -41,7 +41,7 @@ def overrides(method: str, privacy: str, options: argparse.Namespace) -> list[st
 
 
 def run(method: str, privacy: str, options: argparse.Namespace) -> float:
-    """Trains once, unless that was done already; returns the minutes it took, 0 if none."""
+    """Train once, unless that was done already; return the minutes it took, 0 if none."""
     if (options.runs / f"{method}-{privacy}" / "metrics.json").exists():
         return 0.0
     start = time.monotonic()
@@ -51,7 +51,7 @@ def run(method: str, privacy: str, options: argparse.Namespace) -> float:
 
 
 def majority_share(folder: Path) -> float:
-    """Returns the share of the commonest class in the split that was scored."""
+    """Return the share of the commonest class in the split that was scored."""
     config = load_saved(folder / "config.yaml", TrainConfig)
     labels = Counter(example.label for example in load_examples(config.task, config.eval.split))
     return max(labels.values()) / labels.total()

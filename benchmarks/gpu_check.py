@@ -70,7 +70,7 @@ class Begun:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Checks the lines asked for; returns 0 where none fails."""
+    """Check the lines asked for; return 0 where none fails."""
     options = _options(arguments)
     lines = {
         name: replace(line, limit=options.patience * line.limit)
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(
     lines: Mapping[str, Line], given: Given, most: int, until: float, start: str
 ) -> Iterator[tuple[str, Verdict, float]]:
-    """Yields each line's name, verdict and seconds, as it ends; ``most`` run at a time."""
+    """Yield each line's name, verdict and seconds, as it ends; ``most`` run at a time."""
     waiting, running = list(lines), list[Begun]()
     while waiting or running:
         while waiting and len(running) < most:
@@ -136,7 +136,7 @@ def run(
 
 
 def begin(name: str, line: Line, given: Given, limit: float, start: str) -> Begun:
-    """Starts a line's process."""
+    """Start a line's process."""
     context = multiprocessing.get_context(start)
     answers, sender = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(name, line, given, sender))
@@ -146,7 +146,7 @@ def begin(name: str, line: Line, given: Given, limit: float, start: str) -> Begu
 
 
 def end(begun: Begun) -> Verdict:
-    """Ends a line's process and all that it started; returns what it said, or why it did not."""
+    """End a line's process and all that it started; return what it said, or why it did not."""
     verdict = Verdict(False, f"out of time: more than {begun.limit:.0f} s")
     if begun.answers.poll():
         try:
@@ -161,7 +161,7 @@ def end(begun: Begun) -> Verdict:
 
 
 def _work(name: str, line: Line, given: Given, sender: Connection) -> None:
-    """Runs a line in this process, which was started for it."""
+    """Run a line in this process, which was started for it."""
     os.setsid()
     folder = given.place(name)
     os.chdir(folder)
@@ -187,7 +187,7 @@ def _alone(name: str, line: Line, given: Given, until: float, start: str) -> tup
 
 
 def chosen(words: str) -> dict[str, Line]:
-    """Returns the lines that words separated by commas name, by beginnings of names; "": all.
+    """Return the lines that words separated by commas name, by beginnings of names; "": all.
 
     Raises:
         SystemExit: A word begins no name.
@@ -205,7 +205,7 @@ def chosen(words: str) -> dict[str, Line]:
 
 
 def write(page: Path, words: str, said: Mapping[str, tuple[Verdict, float]]) -> None:
-    """Writes what is known so far: the table, and its numbers as JSON beside it."""
+    """Write what is known so far: the table, and its numbers as JSON beside it."""
     notes = NOTES.format(
         machine=words,
         torch=version("torch"),

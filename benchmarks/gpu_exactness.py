@@ -154,12 +154,12 @@ def norms_of(each: Sequence[Mapping[str, Tensor]]) -> Tensor:
 
 
 def length(gradients: Mapping[str, Tensor]) -> float:
-    """Returns the L2 norm of all of them together."""
+    """Return the L2 norm of all of them together."""
     return float(torch.stack([g.double().square().sum() for g in gradients.values()]).sum().sqrt())
 
 
 def prepared(shape: Shape, name: str, device: torch.device | str) -> tuple[Method, PreTrainedModel]:
-    """Returns a method and the model it trains, far from where training starts, in train mode."""
+    """Return a method and the model it trains, far from where training starts, in train mode."""
     torch.manual_seed(0)
     method = METHODS.named(name)(name=name, **METHOD_SETTINGS[name])
     model = method.prepare(shape.build(), shape.new)
@@ -172,7 +172,7 @@ def prepared(shape: Shape, name: str, device: torch.device | str) -> tuple[Metho
 
 
 def rows(layout: TextLayout, lengths: Sequence[int], seed: int = 5) -> list[TokenizedExample]:
-    """Returns rows of random tokens, of these lengths."""
+    """Return rows of random tokens, of these lengths."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for number, tokens in enumerate(lengths):
@@ -187,14 +187,14 @@ def rows(layout: TextLayout, lengths: Sequence[int], seed: int = 5) -> list[Toke
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns what trains, by name."""
+    """Return what trains, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def one_at_a_time(
     model: nn.Module, layout: TextLayout, examples: Sequence[TokenizedExample]
 ) -> list[dict[str, Tensor]]:
-    """Returns each example's gradient by the definition, from a float64 copy on the CPU."""
+    """Return each example's gradient by the definition, from a float64 copy on the CPU."""
     double = copy.deepcopy(model).to("cpu", torch.float64)
     named = trained(double)
     found = []
@@ -216,7 +216,7 @@ def clipped_by_dpft(
     precision: str = "fp32",
     loss_scale: float = 1.0,
 ) -> Clipped:
-    """Returns what a clipper makes of some batches, one after the other."""
+    """Return what a clipper makes of some batches, one after the other."""
     device = next(model.parameters()).device
     for parameter in model.parameters():
         parameter.grad = None
@@ -246,7 +246,7 @@ def clipped_by_dpft(
 
 
 def exactness(given: Given, *, shape: str) -> Verdict:
-    """Compares every method and engine, and checkpointing, with the definition."""
+    """Compare every method and engine, and checkpointing, with the definition."""
     own = SHAPES[shape]
     worst: dict[str, float] = {}
     shortened = 0.0
@@ -291,7 +291,7 @@ def _cases(
     *,
     quick: bool,
 ) -> Iterator[tuple[str, Clipped | None]]:
-    """Yields what a clipper gives in each way; None where it refuses the way."""
+    """Yield what a clipper gives in each way; None where it refuses the way."""
 
     def by(changed: nn.Module, engine: str = "auto") -> Clipped | None:
         try:
@@ -311,7 +311,7 @@ def _cases(
 
 
 def tails(given: Given, *, precision: str, loss_scale: float = 1.0) -> Verdict:
-    """Measures what one example adds to the sum, and what its leaving moves, over the norm.
+    """Measure what one example adds to the sum, and what its leaving moves, over the norm.
 
     Every gradient is longer than the norm. What the others' rounding moves with it, where kernels
     depend on the number of rows, is in the second number and not in the first.
@@ -346,7 +346,7 @@ def tails(given: Given, *, precision: str, loss_scale: float = 1.0) -> Verdict:
 
 
 def noise_bits(given: Given) -> Verdict:
-    """Compares keystream, Gaussians and noisy sums of the device with the CPU's, the same key."""
+    """Compare keystream, Gaussians and noisy sums of the device with the CPU's, the same key."""
     device, cpu = torch.device(given.device), torch.device("cpu")
     count = 2**16 if given.quick else 2**20
     key = bytes(range(32))

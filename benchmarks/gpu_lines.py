@@ -20,7 +20,7 @@ class Given:
     """Of the processor, for each line."""
 
     def place(self, name: str) -> Path:
-        """Returns a folder for a line, made."""
+        """Return a folder for a line, made."""
         path = Path(self.folder) / name
         path.mkdir(parents=True, exist_ok=True)
         return path

@@ -43,7 +43,7 @@ KILLED_AT = 4
 
 
 def command(*words: str) -> str:
-    """Does what ``dpft words`` does, in this process; returns what it wrote to stdout.
+    """Do what ``dpft words`` does, in this process; return what it wrote to stdout.
 
     Raises:
         RuntimeError: It failed; with the last thing it said.
@@ -62,7 +62,7 @@ def command(*words: str) -> str:
 
 
 def weights(run: Path) -> dict[str, Tensor]:
-    """Returns what a run released, by name."""
+    """Return what a run released, by name."""
     files = sorted((run / MODEL).glob("*.safetensors"))
     assert files, f"{run} released no weights"
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
@@ -76,7 +76,7 @@ def same_bits(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool
 
 
 def apart(found: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Returns how far the weights' change is from the other's, relative to the other's change."""
+    """Return how far the weights' change is from the other's, relative to the other's change."""
     begin = load_file(EMBEDDED_MODEL / "model.safetensors")
     if not begin.keys() & other.keys():  # an adapter's begin at random or at 0
         begin = {name: torch.zeros_like(tensor) for name, tensor in other.items()}
@@ -87,7 +87,7 @@ def apart(found: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 
 
 def training(given: Given, *words: str) -> tuple[str, ...]:
-    """Returns the words of a small run."""
+    """Return the words of a small run."""
     return (*TRAINING, *(QUICK if given.quick else ()), f"train.device={given.device}", *words)
 
 
@@ -103,7 +103,7 @@ WAYS: Mapping[str, Sequence[str]] = {
 
 
 def determinism(given: Given, *, ways: Sequence[str]) -> Verdict:
-    """Takes runs twice, for the same bits, and once on the CPU, for nearly the same weights."""
+    """Take runs twice, for the same bits, and once on the CPU, for nearly the same weights."""
     different, far = [], {}
     for way in ways[: 2 if given.quick else None]:
         words = training(given, *WAYS[way], SEEDED)
@@ -125,7 +125,7 @@ def determinism(given: Given, *, ways: Sequence[str]) -> Verdict:
 
 
 def _train_until_killed(words: Sequence[str]) -> None:
-    """Trains in this process, which is killed when a step's weights have moved."""
+    """Train in this process, which is killed when a step's weights have moved."""
     own = loop.check_weights
 
     def killing(model: torch.nn.Module, step: int) -> None:
@@ -138,7 +138,7 @@ def _train_until_killed(words: Sequence[str]) -> None:
 
 
 def resuming(given: Given) -> Verdict:
-    """Kills a run at a step after its checkpoint, resumes it, and compares with an unbroken one."""
+    """Kill a run at a step after its checkpoint, resume it, and compare with an unbroken one."""
     words = training(given, SEEDED)
     broken, whole = Path("broken").absolute(), Path("whole").absolute()
     began = [*words, "train.checkpoint_every=3", f"hydra.run.dir={broken}"]
@@ -162,7 +162,7 @@ def resuming(given: Given) -> Verdict:
 
 
 def demonstration(given: Given) -> Verdict:
-    """Trains the demo, scores its model again, and has it write records."""
+    """Train the demo, scores its model again, and has it write records."""
     run = Path("demo").absolute()
     short = (*QUICK, "train.steps=3", "eval.limit=4", "decode.max_new_tokens=8")
     short = short if given.quick else ()
@@ -194,7 +194,7 @@ def _score(run: Path) -> str:
 
 
 def audited(given: Given) -> Verdict:
-    """Trains with canaries and white-box scores, and attacks the run."""
+    """Train with canaries and white-box scores, and attacks the run."""
     run, device = Path("audited").absolute(), f"train.device={given.device}"
     canaries = ("audit.canaries=40", "audit.canary_words=4", "audit.white_box=true")
     command(*training(given, *canaries), f"hydra.run.dir={run}")
@@ -208,7 +208,7 @@ def audited(given: Given) -> Verdict:
 
 
 def images(given: Given) -> Verdict:
-    """Trains on digits, with and without views, scored."""
+    """Train on digits, with and without views, scored."""
     device = f"train.device={given.device}"
     words = (
         "train",
@@ -226,7 +226,7 @@ def images(given: Given) -> Verdict:
 
 
 def spans(given: Given) -> Verdict:
-    """Trains a T5 from nothing by span corruption, from a folder of texts."""
+    """Train a T5 from nothing by span corruption, from a folder of texts."""
     texts = Path("texts")
     texts.mkdir()
     text = "".join(f"the quick brown fox number {n} jumps over the lazy dog\n" for n in range(200))

@@ -40,7 +40,7 @@ WAITS = {MICRO_BATCH: 2, STEP: 12}
 
 
 def machine(given: Given) -> Verdict:
-    """Says what computes: its kind, and in words; ``auto`` takes an accelerator where one is."""
+    """Say what computes: its kind, and in words; ``auto`` takes an accelerator where one is."""
     kind, accelerator = given.device, torch.accelerator.current_accelerator()
     if not torch.accelerator.is_available():
         accelerator = None
@@ -70,7 +70,7 @@ class Side:
 def measure(
     measured: Workload, baseline: Workload, *, most_pairs: int, seconds: float
 ) -> dict[str, Any]:
-    """Returns what micro-batches of both take: seconds of each pair, and the costs of one.
+    """Return what micro-batches of both take: seconds of each pair, and the costs of one.
 
     Args:
         measured: Beside the baseline; the two are in this process together.
@@ -106,7 +106,7 @@ def measure(
 
 
 def _side(workload: Workload, resources: ExitStack) -> Side:
-    """Makes a configuration, warms it up and counts what it takes."""
+    """Make a configuration, warms it up and counts what it takes."""
     import torch._dynamo  # takes seconds
 
     torch._dynamo.utils.counters.clear()
@@ -122,7 +122,7 @@ def _side(workload: Workload, resources: ExitStack) -> Side:
 
 
 def throughput(given: Given, *, workload: Workload, target: float) -> Verdict:
-    """Times private micro-batches beside ordinary ones of the same method, in turns."""
+    """Time private micro-batches beside ordinary ones of the same method, in turns."""
     ordinary = dataclasses.replace(workload, device=given.device, threads=torch.get_num_threads())
     if given.quick:
         shape = "tiny_llama" if "llama" in workload.shape else "tiny_gpt2"
@@ -146,7 +146,7 @@ def throughput(given: Given, *, workload: Workload, target: float) -> Verdict:
 
 
 def _beside(own: int | None, other: int | None, *, unit: int = 1) -> str:
-    """Returns two numbers in a unit, and their ratio; ``-`` for what was not counted."""
+    """Return two numbers in a unit, and their ratio; ``-`` for what was not counted."""
     if own is None or not other:
         return "-"
     words = [f"{each / unit:.3g}" if unit > 1 else str(each) for each in (own, other)]
@@ -154,7 +154,7 @@ def _beside(own: int | None, other: int | None, *, unit: int = 1) -> str:
 
 
 def noise(given: Given) -> Verdict:
-    """Times the noise of GPT-2's 124 million numbers beside as many of torch.randn."""
+    """Time the noise of GPT-2's 124 million numbers beside as many of torch.randn."""
     shape = "tiny_gpt2" if given.quick else "gpt2"
     both = [
         Workload(engine=engine, shape=shape, device=given.device) for engine in ("noise", "randn")
@@ -187,7 +187,7 @@ class Waits:
         self.where: dict[str, int] = {}
 
     def see(self, message: object, category: object, filename: str, line: int, *_: object) -> None:
-        """Counts a warning of CUDA's that an operation waits."""
+        """Count a warning of CUDA's that an operation waits."""
         if "synchroniz" in str(message):
             self.now += 1
             place = f"{self.phase}: {Path(filename).name}:{line}"
@@ -195,7 +195,7 @@ class Waits:
 
 
 def waits(given: Given) -> Verdict:
-    """Counts what CUDA says waits, in the steps of a run after the third."""
+    """Count what CUDA says waits, in the steps of a run after the third."""
     if given.device != "cuda":
         return Verdict(None, "not counted here: CUDA alone says what waits")
     own = Waits(given.device)
@@ -262,7 +262,7 @@ def _gpt2_words(given: Given, *words: str) -> list[str]:
 
 
 def memory(given: Given, *, words: Sequence[str]) -> Verdict:
-    """Measures the allocator's peak in a run of GPT-2's 124M shape, beside what the plan says."""
+    """Measure the allocator's peak in a run of GPT-2's 124M shape, beside what the plan says."""
     words = _gpt2_words(given, *words)
     record = json.loads(command("plan", *words, "plan.measure=false", "output=json"))
     plan = record["memory_per_rank_bytes"]["total"]
@@ -277,7 +277,7 @@ def memory(given: Given, *, words: Sequence[str]) -> Verdict:
 
 
 def parts(given: Given, *, method: str) -> Verdict:
-    """Times the steps of a whole run of GPT-2's 124M shape, and their parts."""
+    """Time the steps of a whole run of GPT-2's 124M shape, and their parts."""
     words = _gpt2_words(
         given, f"method={method}", "train.precision=bf16", "train.steps=30",
         *(() if given.quick else ("train.expected_batch_size=256", "train.micro_batch_size=64")),

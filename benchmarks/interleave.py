@@ -69,7 +69,7 @@ class Process:
     """A worker process; alive until left."""
 
     def __init__(self, workload: Workload | WholeRun) -> None:
-        """Starts it; ``wait_until_ready`` says when it has warmed up."""
+        """Start it; ``wait_until_ready`` says when it has warmed up."""
         environment = {**os.environ, "OMP_NUM_THREADS": str(workload.threads)}
         if workload.memory_limit_bytes is not None:
             environment |= ENVIRONMENT
@@ -99,7 +99,7 @@ class Process:
         self._errors.close()
 
     def wait_until_ready(self) -> dict[str, Any]:
-        """Returns what the worker says when it has warmed up.
+        """Return what the worker says when it has warmed up.
 
         Raises:
             OutOfMemory: Its memory did not suffice.
@@ -108,7 +108,7 @@ class Process:
         return self._hear()
 
     def time_one(self) -> float:
-        """Returns the seconds of one micro-batch, or of one update where that is timed."""
+        """Return the seconds of one micro-batch, or of one update where that is timed."""
         return float(self.measure_one()["seconds"])
 
     def measure_one(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Process:
         return self._hear()
 
     def finish(self) -> int:
-        """Ends the worker; returns its peak memory in bytes."""
+        """End the worker; return its peak memory in bytes."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return int(self._hear()["peak_bytes"])
@@ -139,7 +139,7 @@ class Process:
 
 
 def compare(measured: Workload, baseline: Workload, *, pairs: int) -> Comparison:
-    """Times both in turns, ``pairs`` times each.
+    """Time both in turns, ``pairs`` times each.
 
     Raises:
         RuntimeError: A worker failed.
@@ -194,7 +194,7 @@ def take_turns(
     warm_up: int = 2,
     before: Callable[[], object] = lambda: None,
 ) -> Timings:
-    """Times both in turns in this process, ``pairs`` times each.
+    """Time both in turns in this process, ``pairs`` times each.
 
     Args:
         private: A private micro-batch.

@@ -11,7 +11,7 @@ SECONDS = "seconds"
 
 
 def kept_run(folder: Path, *words: str) -> Path:
-    """Returns a run's folder; it is run unless its report is there.
+    """Return a run's folder; it is run unless its report is there.
 
     Args:
         folder: Of the run; what it says goes into a file beside it.
@@ -29,11 +29,11 @@ def kept_run(folder: Path, *words: str) -> Path:
 
 
 def score(run: Path, metric: str) -> float:
-    """Returns a score after training."""
+    """Return a score after training."""
     entries = read_own_evaluations(run)
     return float(next(e.metrics[metric] for e in entries if e.stage == "after"))
 
 
 def seconds_of(run: Path) -> float:
-    """Returns how long a kept run took."""
+    """Return how long a kept run took."""
     return float((run / SECONDS).read_text())

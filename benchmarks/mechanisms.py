@@ -43,7 +43,7 @@ class Setting:
 
 
 def settings(data: Path, model: Path) -> dict[str, Setting]:
-    """Returns both settings by their short names."""
+    """Return both settings by their short names."""
     return {
         "e2e": Setting(
             title="E2E, embedded model, all weights, perplexity of 200 validation records",
@@ -87,13 +87,13 @@ class Run:
     seed: int
 
     def folder(self, runs: Path) -> Path:
-        """Returns where it lies."""
+        """Return where it lies."""
         name = f"{self.optimizer}-{self.mechanism}-{self.rate}-eps{self.eps}-seed{self.seed}"
         return runs / self.setting / name
 
 
 def take(run: Run, setting: Setting, folder: Path, device: str) -> None:
-    """Trains and scores a run, unless it was taken."""
+    """Train and scores a run, unless it was taken."""
     if (folder / "metrics.json").exists():
         return
     momentum = ["optimizer.momentum=0.9"] if run.optimizer == "sgd" else []
@@ -114,7 +114,7 @@ def take(run: Run, setting: Setting, folder: Path, device: str) -> None:
 def take_all(
     runs: Sequence[Run], settings: dict[str, Setting], options: argparse.Namespace
 ) -> None:
-    """Trains and scores runs, ``options.jobs`` of them at a time."""
+    """Train and scores runs, ``options.jobs`` of them at a time."""
     with ThreadPoolExecutor(options.jobs) as pool:
         for taken in [
             pool.submit(take, run, settings[run.setting], run.folder(options.runs), options.device)
@@ -124,12 +124,12 @@ def take_all(
 
 
 def score(run: Run, setting: Setting, options: argparse.Namespace) -> float:
-    """Returns the score of a run that was taken."""
+    """Return the score of a run that was taken."""
     return read_finished_run(run.folder(options.runs)).evaluations[-1].metrics[setting.metric]
 
 
 def searches(settings: dict[str, Setting]) -> list[Run]:
-    """Returns the runs by which learning rates are chosen: epsilon 3, the first seed."""
+    """Return the runs by which learning rates are chosen: epsilon 3, the first seed."""
     return [
         Run(setting=name, optimizer=optimizer, mechanism=mechanism, rate=rate, eps=3, seed=0)
         for name, setting in settings.items()
@@ -142,7 +142,7 @@ def searches(settings: dict[str, Setting]) -> list[Run]:
 def best_rate(
     name: str, setting: Setting, optimizer: str, mechanism: str, options: argparse.Namespace
 ) -> str:
-    """Returns the learning rate that scores best in the search."""
+    """Return the learning rate that scores best in the search."""
     sign = 1 if setting.better == "lower" else -1
     tried = [
         run
@@ -153,7 +153,7 @@ def best_rate(
 
 
 def repeats(name: str, setting: Setting, options: argparse.Namespace) -> list[Run]:
-    """Returns the runs of the tables, each at its best learning rate."""
+    """Return the runs of the tables, each at its best learning rate."""
     return [
         Run(setting=name, optimizer=optimizer, mechanism=mechanism, rate=rate, eps=eps, seed=seed)
         for optimizer in setting.rates
@@ -165,13 +165,13 @@ def repeats(name: str, setting: Setting, options: argparse.Namespace) -> list[Ru
 
 
 def cell(scores: Sequence[float]) -> str:
-    """Returns mean and range of some scores."""
+    """Return mean and range of some scores."""
     mean = statistics.fmean(scores)
     return f"{mean:.4g} ({min(scores):.4g} to {max(scores):.4g})"
 
 
 def search_table(name: str, setting: Setting, options: argparse.Namespace) -> str:
-    """Returns what each learning rate scored in the search."""
+    """Return what each learning rate scored in the search."""
     found = {
         (run.optimizer, run.rate, run.mechanism): f"{score(run, setting, options):.4g}"
         for run in searches({name: setting})
@@ -185,7 +185,7 @@ def search_table(name: str, setting: Setting, options: argparse.Namespace) -> st
 
 
 def table(name: str, setting: Setting, options: argparse.Namespace) -> str:
-    """Returns a setting's rows, each with both mechanisms side by side."""
+    """Return a setting's rows, each with both mechanisms side by side."""
     runs = repeats(name, setting, options)
     rows = []
     for optimizer in setting.rates:

@@ -34,7 +34,7 @@ class OutOfMemory(RuntimeError):
 
 
 def limit_memory(limit_bytes: int, device: str) -> None:
-    """Lets this process hold ``limit_bytes`` beyond what it holds now.
+    """Let this process hold ``limit_bytes`` beyond what it holds now.
 
     Raises:
         ValueError: More than the accelerator has, or than this process is allowed.
@@ -49,7 +49,7 @@ def limit_memory(limit_bytes: int, device: str) -> None:
 
 
 def failure(exit_code: int, words: str) -> RuntimeError:
-    """Returns the error that says why a worker ended.
+    """Return the error that says why a worker ended.
 
     Args:
         exit_code: Its exit code; minus the signal's number where a signal ended it.

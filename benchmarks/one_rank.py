@@ -23,7 +23,7 @@ FSDP = ParallelConfig(name="fsdp")
 
 @contextmanager
 def one_rank() -> Iterator[None]:
-    """Joins this process with itself inside the block, as torchrun with one process would."""
+    """Join this process with itself inside the block, as torchrun with one process would."""
     with socket.socket() as tried:
         tried.bind(("127.0.0.1", 0))
         port = tried.getsockname()[1]
@@ -50,5 +50,5 @@ def in_torch_shards(model: nn.Module, device: torch.device) -> None:
 
 
 def finish_shards(shards: ShardedModel) -> None:
-    """Ends a step: leaves the sum's shards in the parameters' gradients, without noise."""
+    """End a step: leaves the sum's shards in the parameters' gradients, without noise."""
     shards.reduce_sums(STRETCH, lambda parts: None)

@@ -23,7 +23,7 @@ from benchmarks.workload import Workload, make_losses
 def opacus_micro_batch(
     model: nn.Module, workload: Workload, max_grad_norm: float
 ) -> Callable[[], object]:
-    """Returns forward, backward and accumulation of the clipped sum as Opacus does them.
+    """Return forward, backward and accumulation of the clipped sum as Opacus does them.
 
     The sum of the micro-batches so far stands aside meanwhile, as in Opacus's ``summed_grad``.
 
@@ -49,7 +49,7 @@ def opacus_micro_batch(
 
 
 def add_opacus_noise(parameters: Sequence[nn.Parameter], noise_std: float) -> None:
-    """Adds noise as Opacus's optimizer does: one normal tensor for each parameter."""
+    """Add noise as Opacus's optimizer does: one normal tensor for each parameter."""
     for parameter in parameters:
         assert parameter.grad is not None
         parameter.grad = parameter.grad + torch.normal(
@@ -95,7 +95,7 @@ def _ghost(model: nn.Module, workload: Workload, max_grad_norm: float) -> Callab
 
 
 def with_dense_layers(model: nn.Module) -> nn.Module:
-    """Returns the model with each ``Conv1D`` replaced by the ``nn.Linear`` it transposes."""
+    """Return the model with each ``Conv1D`` replaced by the ``nn.Linear`` it transposes."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, Conv1D):

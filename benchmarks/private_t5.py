@@ -60,19 +60,19 @@ class Work:
         return self.folder / "corpus"
 
     def run(self, name: str, *words: str) -> Path:
-        """Returns a run's folder; see ``kept_run``."""
+        """Return a run's folder; see ``kept_run``."""
         return kept_run(self.folder / name, *words)
 
 
 def texts(file: Path, column: str) -> Iterator[str]:
-    """Yields a column of a packed file of JSON lines."""
+    """Yield a column of a packed file of JSON lines."""
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         for line in lines:
             yield " ".join(str(json.loads(line)[column]).split())
 
 
 def write_corpus(work: Work) -> None:
-    """Writes the corpus, a text a line."""
+    """Write the corpus, a text a line."""
     work.corpus.mkdir(parents=True, exist_ok=True)
     for split in ("train", "validation"):
         found = [
@@ -85,7 +85,7 @@ def write_corpus(work: Work) -> None:
 
 
 def public_tokenizer(work: Work) -> Path:
-    """Returns a vocabulary of the same size, of every word of the corpus."""
+    """Return a vocabulary of the same size, of every word of the corpus."""
     folder = work.folder / "tokenizer-public"
     if folder.exists():
         return folder
@@ -102,7 +102,7 @@ def public_tokenizer(work: Work) -> Path:
 
 
 def private_tokenizer(work: Work, eps: str) -> Path:
-    """Returns the run of a private vocabulary."""
+    """Return the run of a private vocabulary."""
     return work.run(
         f"tokenizer-{eps}", "tokenizer", "task=corpus", f"task.data_dir={work.corpus}",
         f"tokenizer.vocab_size={PIECES}", f"privacy.eps={eps}", f"privacy.delta={DELTA}",
@@ -110,7 +110,7 @@ def private_tokenizer(work: Work, eps: str) -> Path:
 
 
 def pretrained(work: Work, tokenizer: str, eps: str) -> Path:
-    """Returns the run of hidden spans."""
+    """Return the run of hidden spans."""
     place = work.folder / f"tokenizer-{tokenizer}"
     privacy = ["privacy=none"] if eps == "none" else [f"privacy.eps={eps}"]
     return work.run(
@@ -124,7 +124,7 @@ def pretrained(work: Work, tokenizer: str, eps: str) -> Path:
 
 
 def fine_tuned(work: Work, start: Path) -> Path:
-    """Returns the run of SST-2 that begins with a pre-trained model."""
+    """Return the run of SST-2 that begins with a pre-trained model."""
     return work.run(
         f"{start.name}-sst2", "train", "task=sst2", f"task.data_dir={work.data / 'sst2'}",
         "task.objective=text2text", "task.max_length=96", f"model.path={start / 'model'}",
@@ -135,7 +135,7 @@ def fine_tuned(work: Work, start: Path) -> Path:
 
 
 def spelling(work: Work, tokenizer: str) -> tuple[float, float]:
-    """Returns the tokens of a word on average, and which share of them is unknown."""
+    """Return the tokens of a word on average, and which share of them is unknown."""
     place = work.folder / f"tokenizer-{tokenizer}"
     made = AutoTokenizer.from_pretrained(place if tokenizer == "public" else place / "tokenizer")
     lines = (work.corpus / "validation.txt").read_text(encoding="utf-8").splitlines()
@@ -145,7 +145,7 @@ def spelling(work: Work, tokenizer: str) -> tuple[float, float]:
 
 
 def row(work: Work, tokenizer: str, eps: str) -> str:
-    """Returns a row of the table."""
+    """Return a row of the table."""
     run = pretrained(work, tokenizer, eps)
     tuned = fine_tuned(work, run)
     tokens, unknown = spelling(work, tokenizer)
@@ -160,7 +160,7 @@ def row(work: Work, tokenizer: str, eps: str) -> str:
 
 
 def main() -> None:
-    """Writes the table."""
+    """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("build/private_t5"))

@@ -76,7 +76,7 @@ class Run:
         self._process.wait()
 
     def hear(self) -> dict[str, Any]:
-        """Returns what the next step took.
+        """Return what the next step took.
 
         Raises:
             RuntimeError: The run failed.
@@ -89,7 +89,7 @@ class Run:
         return step
 
     def take_step(self) -> dict[str, Any]:
-        """Takes a step and returns what it took."""
+        """Take a step and return what it took."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
@@ -97,7 +97,7 @@ class Run:
 
 
 def measure(words: Sequence[str], row: str, *, pairs: int) -> str:
-    """Returns a row of the table in Markdown."""
+    """Return a row of the table in Markdown."""
     own, target = ROWS[row]
     with (
         Run(words, processes=1, threads=2) as one,
@@ -121,7 +121,7 @@ def measure(words: Sequence[str], row: str, *, pairs: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures and writes the table."""
+    """Measure and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))

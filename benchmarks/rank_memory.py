@@ -43,7 +43,7 @@ SPREADS[2] = SPREADS[4] = [("ddp", "whole"), ("fsdp", "whole"), ("fsdp", "sharde
 
 
 def measured(workload: RankWorkload, ranks: int, *, heap: bool) -> list[dict[str, Any]]:
-    """Returns what each rank held.
+    """Return what each rank held.
 
     Raises:
         RuntimeError: A rank failed.
@@ -81,7 +81,7 @@ def planned(workload: RankWorkload, ranks: int) -> int:
 
 
 def row_of(workload: RankWorkload, ranks: int, *, heap: bool) -> str:
-    """Returns a row of the table in Markdown."""
+    """Return a row of the table in Markdown."""
     found = measured(workload, ranks, heap=heap)
     total = planned(workload, ranks)
     peak = max(max(each["peaks"].values()) for each in found)
@@ -95,7 +95,7 @@ def row_of(workload: RankWorkload, ranks: int, *, heap: bool) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures and writes the table."""
+    """Measure and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=list(SPREADS))
     parser.add_argument("--engines", nargs="+", default=ENGINE_NAMES, choices=ENGINE_NAMES)

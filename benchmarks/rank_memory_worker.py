@@ -62,7 +62,7 @@ class RankWorkload:
     """Of each rank and step."""
 
     def model(self) -> GPT2LMHeadModel:
-        """Returns the model, of random weights."""
+        """Return the model, of random weights."""
         torch.manual_seed(0)
         config = GPT2Config(
             n_layer=self.layers, n_embd=self.width, n_head=8, vocab_size=self.vocabulary,
@@ -71,7 +71,7 @@ class RankWorkload:
         return GPT2LMHeadModel(config)
 
     def records(self, ranks: Ranks) -> TrainingSet:
-        """Returns records of one length, a step's on all ranks."""
+        """Return records of one length, a step's on all ranks."""
         count = ranks.size * self.micro_batches * self.micro_batch_size
         generator = torch.Generator().manual_seed(1)
         tokens = torch.randint(self.vocabulary, (count, self.length), generator=generator).tolist()
@@ -98,14 +98,14 @@ class Peaks:
         self._thread.start()
 
     def stop(self) -> dict[str, int]:
-        """Returns the bytes of each phase."""
+        """Return the bytes of each phase."""
         self._ends.set()
         self._thread.join()
         return dict(self.highest)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Counts what is held meanwhile as a phase's."""
+        """Count what is held meanwhile as a phase's."""
         self.phase, before = phase, self.phase
         try:
             yield
@@ -119,7 +119,7 @@ class Peaks:
 
 
 def resident_bytes() -> int:
-    """Returns what this process holds, the pages of its libraries' files too."""
+    """Return what this process holds, the pages of its libraries' files too."""
     (line,) = [line for line in STATUS.read_text().splitlines() if line.startswith("VmRSS")]
     return int(line.split()[1]) * 1024
 
@@ -164,7 +164,7 @@ def sharded(model: nn.Module, workload: RankWorkload, ranks: Ranks) -> ShardedMo
 def private_engine(
     model: nn.Module, workload: RankWorkload, ranks: Ranks, shards: ShardedModel | None
 ) -> PrivacyEngine:
-    """Returns an engine that draws all records."""
+    """Return an engine that draws all records."""
     count = ranks.size * workload.micro_batches * workload.micro_batch_size
     phase = Phase(method="full", steps=STEPS, max_grad_norm=0.1, sensitivity=0.1)
     plan = PrivacyPlan(
@@ -184,7 +184,7 @@ def private_engine(
 
 
 def take_steps(workload: RankWorkload, ranks: Ranks) -> dict[str, Any]:
-    """Takes the steps; returns the peaks of each phase."""
+    """Take the steps; return the peaks of each phase."""
     model = workload.model()
     shards = sharded(model, workload, ranks)
     training_set, peaks = workload.records(ranks), Peaks()
@@ -208,7 +208,7 @@ def take_steps(workload: RankWorkload, ranks: Ranks) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Takes the steps that the arguments describe and prints what they took."""
+    """Take the steps that the arguments describe and print what they took."""
     parser = argparse.ArgumentParser()
     parser.add_argument("workload")
     workload = RankWorkload(**json.loads(parser.parse_args().workload))

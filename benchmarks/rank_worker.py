@@ -31,11 +31,11 @@ class Clock:
         """Take what a progress record is made of."""
 
     def begin(self, step: int) -> None:
-        """Starts the clock of the first step."""
+        """Start the clock of the first step."""
         self._start()
 
     def after_step(self, public: PublicStep) -> None:
-        """Answers what the step took and waits for the next line of input.
+        """Answer what the step took and wait for the next line of input.
 
         Raises:
             InputEnded: There is none.
@@ -63,7 +63,7 @@ class Clock:
 
 
 def main() -> None:
-    """Takes the steps of the run that the arguments describe."""
+    """Take the steps of the run that the arguments describe."""
     logging.disable(logging.CRITICAL)
     train_command.ProgressRecord = Clock  # type: ignore[assignment,misc]
     with tempfile.TemporaryDirectory() as name:

@@ -337,7 +337,7 @@ def synthetic_text(commands: Commands, *, eps: str, steps: int) -> dict[str, Any
 
 
 def synthetic_table(commands: Commands, *, eps: str, steps: int) -> dict[str, Any]:
-    """A table of 6,000 rows of E2E: food, area, price range and text; 300 synthetic rows."""
+    """Synthesize 300 rows from 6,000 rows of E2E: food, area, price range and text."""
     file = commands.folder / "data.csv"
     parsed = []
     for record in itertools.islice(records(commands.data / "e2e" / "train.jsonl.gz"), 6000):

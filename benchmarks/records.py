@@ -60,14 +60,14 @@ class Run:
 
 
 def words() -> list[str]:
-    """Returns the words of the embedded sample's answers."""
+    """Return the words of the embedded sample's answers."""
     with gzip.open(SAMPLE, "rt", encoding="utf-8") as lines:
         texts = [json.loads(line)["human_reference"] for line in lines]
     return sorted({word for text in texts for word in text.split()})
 
 
 def write_records(file: Path, number: int, *, length: int) -> None:
-    """Writes that many records, the same ones every time, of ``length`` words on average."""
+    """Write that many records, the same ones every time, of ``length`` words on average."""
     draw, known = random.Random(0), words()
     with file.open("w", encoding="utf-8") as lines:
         for _ in range(number):
@@ -78,7 +78,7 @@ def write_records(file: Path, number: int, *, length: int) -> None:
 
 
 def measured_run(file: Path, model: str | None, *, address_space: int | None = None) -> Run:
-    """Returns what a run on the records holds and takes.
+    """Return what a run on the records holds and takes.
 
     Raises:
         RuntimeError: It failed, as it does where the address space is too small.
@@ -93,7 +93,7 @@ def measured_run(file: Path, model: str | None, *, address_space: int | None = N
 
 
 def run_here(file: Path, model: str | None, address_space: int | None) -> None:
-    """Runs ``dpft train`` in this process; then writes a line of JSON.
+    """Run ``dpft train`` in this process; then writes a line of JSON.
 
     The folder of the run is a temporary one, deleted at the end.
     """
@@ -127,7 +127,7 @@ def run_here(file: Path, model: str | None, address_space: int | None) -> None:
 
 
 def arguments(file: Path, model: str | None, *, batch: int = 64) -> list[str]:
-    """Returns what ``dpft train`` is told; without a model's folder, the embedded model."""
+    """Return what ``dpft train`` is told; without a model's folder, the embedded model."""
     return [
         "task=custom", f"task.data_dir={file}", f"task.prompt='{PROMPT}'",
         f"task.target='{TARGET}'", "task.max_length=128", "train.steps=2",
@@ -138,7 +138,7 @@ def arguments(file: Path, model: str | None, *, batch: int = 64) -> list[str]:
 
 
 def configuration(file: Path, model: str | None) -> Any:
-    """Returns the configuration of that run."""
+    """Return the configuration of that run."""
     from dpft.config.hydra_compose import compose
     from dpft.config.load import load
     from dpft.config.schema import TrainCommand
@@ -148,7 +148,7 @@ def configuration(file: Path, model: str | None) -> Any:
 
 
 def time_tokenizing(file: Path, model: str | None, *, pairs: int) -> tuple[list[float], float]:
-    """Returns ratios of processor time, reading and tokenizing to bare batches; and mean tokens."""
+    """Return ratios of processor time, reading and tokenizing to bare batches; and mean tokens."""
     from dpft.commands.splits import (
         load_training_data,
     )
@@ -190,7 +190,7 @@ def time_tokenizing(file: Path, model: str | None, *, pairs: int) -> tuple[list[
 
 
 def processor_seconds(call: Callable[[], object]) -> float:
-    """Returns what a call takes of all processors."""
+    """Return what a call takes of all processors."""
     started = time.process_time()
     call()
     return time.process_time() - started
@@ -204,7 +204,7 @@ def table_line(
     ratios: Sequence[float],
     length: float | None,
 ) -> str:
-    """Returns a row of the table in Markdown, of runs on few records and on so many."""
+    """Return a row of the table in Markdown, of runs on few records and on so many."""
     spread = "-"
     if ratios:
         first, _, third = (
@@ -231,7 +231,7 @@ def table_line(
 
 
 def measure(options: argparse.Namespace) -> str:
-    """Returns the row of the options."""
+    """Return the row of the options."""
     address_space = options.address_space_gb and int(options.address_space_gb * 2**30)
     with tempfile.TemporaryDirectory() as folder:
         file, small = Path(folder) / "train.jsonl", Path(folder) / "few.jsonl"
@@ -253,7 +253,7 @@ def measure(options: argparse.Namespace) -> str:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Measures one row and writes it into the table, after those that are there."""
+    """Measure one row and write it into the table, after those that are there."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, default=300_000)
     parser.add_argument("--model", help="folder of a causal model; none: the embedded model")
@@ -278,7 +278,7 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def _kept(page: Path) -> list[str]:
-    """Returns the rows that the table has already."""
+    """Return the rows that the table has already."""
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     _, _, own = text.partition(f"# {TITLE}\n")
     lines = own.split("\n# ")[0].splitlines()

@@ -72,13 +72,13 @@ sys.exit(code)
 
 
 def shape_of_gpt2(folder: Path) -> Path:
-    """Writes GPT-2's configuration and the embedded model's tokenizer; returns the folder."""
+    """Write GPT-2's configuration and the embedded model's tokenizer; return the folder."""
     GPT2Config(bos_token_id=0, eos_token_id=0, pad_token_id=0).save_pretrained(folder)
     return _with_tokenizer(folder)
 
 
 def llama(folder: Path) -> Path:
-    """Writes a Llama of random weights and the embedded model's tokenizer; returns the folder."""
+    """Write a Llama of random weights and the embedded model's tokenizer; return the folder."""
     torch.manual_seed(0)
     config = LlamaConfig(**SIZES_OF_LLAMA, bos_token_id=0, eos_token_id=0, pad_token_id=0)
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
@@ -92,7 +92,7 @@ def _with_tokenizer(folder: Path) -> Path:
 
 
 def measured(words: Sequence[str], folder: Path) -> int:
-    """Returns the bytes that a run held at its peak."""
+    """Return the bytes that a run held at its peak."""
     given = ["train", *words, f"hydra.run.dir={folder}"]
     status = _output([sys.executable, "-c", PEAK, *given])
     (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
@@ -100,7 +100,7 @@ def measured(words: Sequence[str], folder: Path) -> int:
 
 
 def planned(words: Sequence[str]) -> int:
-    """Returns the bytes that ``dpft plan`` says of it."""
+    """Return the bytes that ``dpft plan`` says of it."""
     given = ["plan", *words, "plan.measure=false", "output=json"]
     answer = json.loads(_output([sys.executable, "-m", "dpft", *given]))
     total: int = answer["memory_per_rank_bytes"]["total"]
@@ -112,7 +112,7 @@ def _output(command: Sequence[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures and writes the table."""
+    """Measure and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=RUNS)
     parser.add_argument("--threads", type=int, default=2)

@@ -56,7 +56,7 @@ class Turns:
         self._start()
 
     def after_step(self, step: int) -> None:
-        """Answers what the step took and waits for the next line of input.
+        """Answer what the step took and wait for the next line of input.
 
         Raises:
             InputEnded: There is none.
@@ -78,14 +78,14 @@ class Turns:
         self._start()
 
     def now(self) -> float:
-        """Returns seconds of the processor, or of the clock where an accelerator computes."""
+        """Return seconds of the processor, or of the clock where an accelerator computes."""
         if self.device.type == "cpu":
             return time.process_time()
         torch.cuda.synchronize()
         return time.perf_counter()
 
     def timed(self, part: str, work: Callable[P, R]) -> Callable[P, R]:
-        """Returns a function that does ``work`` and counts its seconds as a part of the step."""
+        """Return a function that does ``work`` and counts its seconds as a part of the step."""
 
         def measured(*args: P.args, **kwargs: P.kwargs) -> R:
             begun = self.now()
@@ -102,7 +102,7 @@ class Turns:
 
 
 def main() -> None:
-    """Takes the steps of the run that the first line of input describes."""
+    """Take the steps of the run that the first line of input describes."""
     run = WholeRun(**json.loads(sys.stdin.readline()))
     torch.set_num_threads(run.threads)
     quiet_transformers()
@@ -120,7 +120,7 @@ def main() -> None:
 
 @contextmanager
 def parts_timed(turns: Turns) -> Iterator[None]:
-    """Has the loop's micro-batches and their collation timed inside the block."""
+    """Have the loop's micro-batches and their collation timed inside the block."""
     train, accumulate, collate = loop.train, loop.accumulate, loop.TrainingSet.micro_batches
     save, after_step = training_run.save_checkpoint, TrainingRun.after_step
 

@@ -64,7 +64,7 @@ def _roberta(**sizes: int) -> Shape:
 
 
 def _resnet(size: int, **sizes: Any) -> Shape:
-    """A ResNet of basic blocks, with GroupNorm for its BatchNorm, which no image has for itself."""
+    """Return a ResNet of basic blocks, with GroupNorm instead of BatchNorm."""
 
     def build() -> PreTrainedModel:
         model = ResNetForImageClassification(ResNetConfig(layer_type="basic", **sizes))
@@ -83,7 +83,7 @@ def _vit(size: int, **sizes: int) -> Shape:
 
 
 def llama_shape(**sizes: int) -> Shape:
-    """Returns a shape of Llama's form, untied, with a vocabulary of 32,000 unless it is given."""
+    """Return a shape of Llama's form, untied, with a vocabulary of 32,000 unless it is given."""
 
     def build() -> PreTrainedModel:
         return LlamaForCausalLM(LlamaConfig(**sizes))
@@ -143,5 +143,5 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def untied(name: str) -> str:
-    """Returns the shape of a name without tied weights, which is itself where it has none."""
+    """Return the shape of a name without tied weights, which is itself where it has none."""
     return f"{name}_untied" if f"{name}_untied" in SHAPES else name

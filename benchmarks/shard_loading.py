@@ -59,14 +59,14 @@ HEADS = {"num_attention_heads": 16, "num_key_value_heads": 16}
 
 
 def write_model(folder: Path, **sizes: int) -> None:
-    """Saves a model of random weights."""
+    """Save a model of random weights."""
     torch.manual_seed(0)
     config = LlamaConfig(**(HEADS | sizes))  # type: ignore[arg-type]
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def load(folder: Path, ranks: Ranks, *, whole: bool) -> ShardedModel:
-    """Returns a model in shards, as a run loads it.
+    """Return a model in shards, as a run loads it.
 
     Args:
         folder: Of the model.
@@ -90,7 +90,7 @@ def load(folder: Path, ranks: Ranks, *, whole: bool) -> ShardedModel:
 
 
 def memory() -> tuple[int, int]:
-    """Returns the bytes that this process has in memory: anonymous, and all."""
+    """Return the bytes that this process has in memory: anonymous, and all."""
     fields = dict(
         line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if line
     )
@@ -100,7 +100,7 @@ def memory() -> tuple[int, int]:
 
 @contextmanager
 def watched() -> Iterator[list[int]]:
-    """Gives the most memory of the block, in bytes beyond what there was before it."""
+    """Give the most memory of the block, in bytes beyond what there was before it."""
     before, most, ended = memory(), [0, 0], threading.Event()
 
     def watch() -> None:
@@ -118,7 +118,7 @@ def watched() -> Iterator[list[int]]:
 
 
 def work(tiny: Path, large: Path, *, whole: bool) -> None:
-    """Loads both models on a rank; the first one prints what the worst took."""
+    """Load both models on a rank; the first one prints what the worst took."""
     with started(ParallelConfig(name="ddp", cpu_offload=True)) as ranks:
         load(tiny, ranks, whole=whole)
         with watched() as most:
@@ -132,7 +132,7 @@ def work(tiny: Path, large: Path, *, whole: bool) -> None:
 
 
 def measure(tiny: Path, large: Path, *, ranks: int, whole: bool) -> str:
-    """Returns a row of the table in Markdown."""
+    """Return a row of the table in Markdown."""
     words = ["--work", str(tiny), str(large), *(["--whole"] if whole else [])]
     launched = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "-m"]
     ended = subprocess.run(
@@ -153,7 +153,7 @@ def measure(tiny: Path, large: Path, *, ranks: int, whole: bool) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures and writes the table."""
+    """Measure and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--output", type=Path, default=RESULTS)

@@ -34,7 +34,7 @@ COMMAND, GRADIENTS, NOISE = "command line", "first gradients, checks", "noise, l
 
 
 def watch(words: Sequence[str]) -> None:
-    """Runs ``dpft train`` until its first noisy step, then writes its parts as a line of JSON."""
+    """Run ``dpft train`` until its first noisy step, then writes its parts as a line of JSON."""
     from dpft import startup
 
     started, marks = time.monotonic(), []
@@ -76,7 +76,7 @@ def watch(words: Sequence[str]) -> None:
 
 
 def parts(words: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Returns the seconds of each part of a run's start, by the clock and of its process."""
+    """Return the seconds of each part of a run's start, by the clock and of its process."""
     command = [sys.executable, "-m", "benchmarks.start", "--watch", *words]
     answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True).stdout
     marks: list[tuple[str, float, float]] = json.loads(answer.splitlines()[-1])
@@ -88,7 +88,7 @@ def parts(words: Sequence[str]) -> dict[str, tuple[float, float]]:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Measures and writes the table."""
+    """Measure and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--watch", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default=RESULTS)

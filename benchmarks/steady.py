@@ -49,15 +49,15 @@ class Meter(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Takes note of what is held before the configuration's model is made."""
+        """Take note of what is held before the configuration's model is made."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Takes note of what the configuration holds between micro-batches."""
+        """Take note of what the configuration holds between micro-batches."""
 
     @abstractmethod
     def cost(self, micro_batch: Micro, after: Micro) -> Cost:
-        """Returns what a micro-batch takes that has run before.
+        """Return what a micro-batch takes that has run before.
 
         Args:
             micro_batch: It is run several times.
@@ -69,15 +69,15 @@ class CudaMeter(Meter):
     """Asks the accelerator's allocator and the profiler."""
 
     def begin(self) -> None:
-        """Takes note of what others hold."""
+        """Take note of what others hold."""
         self._before = torch.cuda.memory_allocated()
 
     def settle(self) -> None:
-        """Takes note of what is held beyond that."""
+        """Take note of what is held beyond that."""
         self._held = torch.cuda.memory_allocated() - self._before
 
     def cost(self, micro_batch: Micro, after: Micro) -> Cost:
-        """Returns it; the profiler's micro-batch is another than that of the peak."""
+        """Return it; the profiler's micro-batch is another than that of the peak."""
         others = torch.cuda.memory_allocated() - self._held
         torch.cuda.reset_peak_memory_stats()
         micro_batch()
@@ -92,15 +92,15 @@ class CpuMeter(Meter):
     """Counts operations and the tensors that they make."""
 
     def begin(self) -> None:
-        """Takes note of what others hold."""
+        """Take note of what others hold."""
         self._before = _tensor_bytes()
 
     def settle(self) -> None:
-        """Takes note of what is held beyond that."""
+        """Take note of what is held beyond that."""
         self._held = _tensor_bytes() - self._before
 
     def cost(self, micro_batch: Micro, after: Micro) -> Cost:
-        """Returns it; operations and host reads are counted in turns."""
+        """Return it; operations and host reads are counted in turns."""
         _, reads = _of_two(micro_batch, after)
         counts = counts_of(micro_batch, after)
         after()
@@ -109,14 +109,14 @@ class CpuMeter(Meter):
 
 
 def meter(device: str) -> Meter:
-    """Returns the one of a device."""
+    """Return the one of a device."""
     return CudaMeter() if device == "cuda" else CpuMeter()
 
 
 def _of_two(
     micro_batch: Micro, after: Micro, *activities: ProfilerActivity
 ) -> tuple[list[FunctionEvent], int]:
-    """Returns what was profiled of the micro-batch with fewer host reads, of two in a row.
+    """Return what was profiled of the micro-batch with fewer host reads, of two in a row.
 
     At its 2nd, 4th, 8th micro-batch and so on the clipper compares all of the model's state.
     """
@@ -128,7 +128,7 @@ def _of_two(
 
 
 def profiled(work: Micro, *activities: ProfilerActivity) -> tuple[list[FunctionEvent], int]:
-    """Returns what torch's profiler saw of some work, and how many host reads there were."""
+    """Return what torch's profiler saw of some work, and how many host reads there were."""
     lists, own = 0, Tensor.tolist
 
     def counted(tensor: Tensor) -> object:
@@ -148,12 +148,12 @@ def profiled(work: Micro, *activities: ProfilerActivity) -> tuple[list[FunctionE
 
 
 def host_reads(events: Iterable[FunctionEvent]) -> int:
-    """Returns how many operations read the device, those inside of one of them left out."""
+    """Return how many operations read the device, those inside of one of them left out."""
     return sum(event.name in READS and not _is_inside_a_read(event) for event in events)
 
 
 def kernels(events: Iterable[FunctionEvent]) -> int | None:
-    """Returns how many kernels ran; None where the profiler was not let see any."""
+    """Return how many kernels ran; None where the profiler was not let see any."""
     count = sum(
         event.device_type == DeviceType.CUDA
         and not event.is_user_annotation
@@ -171,7 +171,7 @@ def _is_inside_a_read(event: FunctionEvent) -> bool:
 
 
 def _tensor_bytes() -> int:
-    """Returns what all tensors of this process hold in the processor's memory."""
+    """Return what all tensors of this process hold in the processor's memory."""
     gc.collect()
     tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
     storages = [t.untyped_storage() for t in tensors if t.device.type == "cpu" and _is_real(t)]

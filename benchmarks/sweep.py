@@ -16,7 +16,7 @@ COLUMNS = ("method", "learning rate", "ε", "noise multiplier", "trainable", "sh
 
 
 def table(runs: Sequence[RunRecord]) -> str:
-    """Returns the runs as a Markdown table, a column for each metric after fine-tuning."""
+    """Return the runs as a Markdown table, a column for each metric after fine-tuning."""
     scores = [run.evaluations[-1].metrics for run in runs]
     metrics = list(dict.fromkeys(name for found in scores for name in found))
     rows = [

@@ -77,13 +77,13 @@ class Made:
 
 
 def records_of(path: Path) -> list[dict[str, Any]]:
-    """Returns the records of a packed .jsonl file."""
+    """Return the records of a packed .jsonl file."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 
 def write_tables(data: Path, folder: Path) -> None:
-    """Writes both private tables, their test rows and their schemas, which are public sets."""
+    """Write both private tables, their test rows and their schemas, which are public sets."""
     folder.mkdir(parents=True, exist_ok=True)
     choose = random.Random(0)
     e2e = []
@@ -117,7 +117,7 @@ def _write(place: Path, rows: Sequence[Mapping[str, str]], schema: Mapping[str, 
 
 
 def synthesized(work: Path, table: str, epsilon: str, words: Sequence[str], origin: str) -> Made:
-    """Returns the rows of a synthesis, made now unless it is kept."""
+    """Return the rows of a synthesis, made now unless it is kept."""
     kind = "four" if words == FOUR else "condition" if words else "none"
     name = f"{table}-{epsilon}-{kind}"
     folder, began = work / name, time.monotonic()
@@ -142,13 +142,13 @@ def synthesized(work: Path, table: str, epsilon: str, words: Sequence[str], orig
 
 
 def rows_of(path: Path, schema: Schema) -> list[Row]:
-    """Returns the rows of a file, checked against their schema."""
+    """Return the rows of a file, checked against their schema."""
     with path.open(newline="", encoding="utf-8") as file:
         return [schema.row(row) for row in csv.DictReader(file)]
 
 
 def independent(table: str, schema: Schema, real: Sequence[Row], epsilon: float) -> Made:
-    """Returns rows whose categories are drawn one by one from private histograms of each."""
+    """Return rows whose categories are drawn one by one from private histograms of each."""
     columns = [column for column in schema.learned if column.options]
     # Each unit adds 1 to a cell of every histogram: together sqrt(columns) in L2 norm.
     noise = noise_std_for_counts(eps=epsilon, l2_cap=len(columns) ** 0.5, delta=1 / (10 * ROWS))
@@ -168,14 +168,14 @@ def independent(table: str, schema: Schema, real: Sequence[Row], epsilon: float)
 
 
 def slot_errors(rows: Sequence[Row]) -> str:
-    """Returns the share of names and near places that the texts of rows lack, in percent."""
+    """Return the share of names and near places that the texts of rows lack, in percent."""
     asked = [(row[slot], row["text"]) for row in rows for slot in VERBATIM if row[slot]]
     lacking = sum(str(value).lower() not in str(text).lower() for value, text in asked)
     return f"{100 * lacking / len(asked):.0f} %" if asked else ""
 
 
 def table_row(made: Made, schema: Schema, real: Sequence[Row], tested: Sequence[Row]) -> list[str]:
-    """Returns a row of the results."""
+    """Return a row of the results."""
     categories = Schema(columns=tuple(c for c in schema.learned if c.options), label=schema.label)
     sides = (made.rows, real[: len(made.rows)], tested)
     own = Tables(*(frame_of(categories, side) for side in sides))
@@ -199,7 +199,7 @@ def table_row(made: Made, schema: Schema, real: Sequence[Row], tested: Sequence[
 
 
 def measured(work: Path) -> list[list[str]]:
-    """Returns the rows of the results."""
+    """Return the rows of the results."""
     found = []
     for table in ("e2e", "sst2"):
         schema = read_schema(work / f"{table}.schema.yaml")
@@ -223,7 +223,7 @@ def measured(work: Path) -> list[list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Makes what is not there yet, and writes the results."""
+    """Make what is not there yet, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("outputs/benchmark-synthesis"))

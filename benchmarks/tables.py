@@ -13,7 +13,7 @@ from dpft.reports.rendering import line
 
 
 def add_options(parser: argparse.ArgumentParser, *, output: Path) -> None:
-    """Adds where and how to run, and where the table goes."""
+    """Add where and how to run, and where the table goes."""
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
@@ -21,14 +21,14 @@ def add_options(parser: argparse.ArgumentParser, *, output: Path) -> None:
 
 
 def machine_fields(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the fields of a workload that ``add_options`` asks for."""
+    """Return the fields of a workload that ``add_options`` asks for."""
     return {name: getattr(options, name) for name in ("threads", "device", "precision")}
 
 
 def heading(
     title: str, options: argparse.Namespace, *, writer: str, notes: str, columns: Sequence[str]
 ) -> str:
-    """Returns what stands above the rows: machine, versions, notes and the names of the columns.
+    """Return what stands above the rows: machine, versions, notes and the names of the columns.
 
     Args:
         title: Of the table.
@@ -50,7 +50,7 @@ def heading(
 
 
 def write(page: Path, table: str) -> None:
-    """Writes a table into a page, in the place of an older one of its title or after the others.
+    """Write a table into a page, in the place of an older one of its title or after the others.
 
     Args:
         page: A Markdown file; made where there is none.
@@ -68,7 +68,7 @@ def write(page: Path, table: str) -> None:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a Markdown table, its first column to the left and the others to the right."""
+    """Return a Markdown table, its first column to the left and the others to the right."""
     rule = ["---", *["---:"] * (len(header) - 1)]
     cells = [[line(cell) for cell in row] for row in (header, *rows)]
     return "".join(f"| {' | '.join(row)} |\n" for row in (cells[0], rule, *cells[1:]))

@@ -43,7 +43,7 @@ COLUMNS = ("text", "ε", "caps", "words kept", "of all words", "of all occurrenc
 
 
 def rows_of(task: Task, name: str) -> list[str]:
-    """Returns a row for each epsilon and caps."""
+    """Return a row for each epsilon and caps."""
     texts = [(text_of(record), "") for record, _ in read_examples(task, "train", None)]
     whole = count_words(texts, Caps(words=10**6, l2=1e9, linf=1e9), by_unit=False)
     occurrences = dict(zip(whole.words, whole.counts, strict=True))
@@ -67,14 +67,14 @@ def rows_of(task: Task, name: str) -> list[str]:
 
 
 def task_of(name: str, folder: Path) -> Task:
-    """Returns a task that reads a folder."""
+    """Return a task that reads a folder."""
     words = [f"task={name}", f"task.data_dir={folder}", "privacy.eps=1", "tokenizer.vocab_size=1"]
     composed = compose("tokenizer", words, TokenizerCommand)
     return load(composed.values, TokenizerCommand).task
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Counts, and writes the table."""
+    """Count, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     tables.add_options(parser, output=RESULTS)
     parser.add_argument("--data", type=Path, required=True, help="folder of e2e and sst2")

@@ -104,12 +104,12 @@ class Steps:
 
 
 def inside(step: Mapping[str, Any]) -> float:
-    """Returns the seconds of a step's micro-batches."""
+    """Return the seconds of a step's micro-batches."""
     return float(step["parts"].get(MICRO_BATCHES, 0.0))
 
 
 def outside_of_step(step: Mapping[str, Any]) -> float:
-    """Returns the seconds outside of micro-batches of a step, had it 1024 records.
+    """Return the seconds outside of micro-batches of a step, had it 1024 records.
 
     Collation grows with the records; what is left does not.
     """
@@ -119,17 +119,17 @@ def outside_of_step(step: Mapping[str, Any]) -> float:
 
 
 def seconds_of_step(step: Mapping[str, Any]) -> float:
-    """Returns the seconds of a step, had it 1024 records."""
+    """Return the seconds of a step, had it 1024 records."""
     return outside_of_step(step) + inside(step) * RECORDS / max(1, step["records"])
 
 
 def share_outside(step: Mapping[str, Any]) -> float:
-    """Returns the share of a step of 1024 records that is outside of micro-batches."""
+    """Return the share of a step of 1024 records that is outside of micro-batches."""
     return outside_of_step(step) / seconds_of_step(step)
 
 
 def rows(shape: Path) -> dict[str, Row]:
-    """Returns private runs against ordinary ones."""
+    """Return private runs against ordinary ones."""
     small = ("model=tiny", "train.expected_batch_size=128", "train.micro_batch_size=32")
     large = (*_gpt2(shape), "train.expected_batch_size=16", "train.micro_batch_size=8")
     return {
@@ -143,7 +143,7 @@ def _gpt2(shape: Path) -> tuple[str, ...]:
 
 
 def measure(row: Row, data: Path | None, *, threads: int, pairs: int) -> Steps:
-    """Takes steps of two runs in turns.
+    """Take steps of two runs in turns.
 
     Raises:
         RuntimeError: A run failed.
@@ -203,7 +203,7 @@ def _source(data: Path | None) -> str:
 
 
 def line(row: Row, steps: Steps) -> str:
-    """Returns a row of the table of private against ordinary steps in Markdown."""
+    """Return a row of the table of private against ordinary steps in Markdown."""
     return (
         f"| {row.name} | {steps.median_and_quartiles} | {row.target} | {steps.share_outside:.1%} "
         f"| {steps.checks:.2f} | {steps.records_a_second} | {len(steps.ratios)} |"
@@ -225,7 +225,7 @@ COLUMNS = (
 
 
 def write_shape(folder: Path) -> None:
-    """Writes a model's folder of GPT-2's shape without weights, with the embedded tokenizer."""
+    """Write a model's folder of GPT-2's shape without weights, with the embedded tokenizer."""
     for file in EMBEDDED_MODEL.glob("*token*"):
         shutil.copy(file, folder)
     tokens = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -233,7 +233,7 @@ def write_shape(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures the rows asked for and writes the table."""
+    """Measure the rows asked for and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--rows", help="short names, with commas between; else all")

@@ -172,14 +172,14 @@ def timed(work: Micro, device: str, clock: Callable[[], float] = time.perf_count
 
 
 def peak_bytes(device: str) -> int:
-    """Returns the most memory the process has held, the accelerator's where there is one."""
+    """Return the most memory the process has held, the accelerator's where there is one."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _update_noise(workload: Workload, parameters: list[nn.Parameter]) -> Micro:
-    """Returns what adds an update's noise, each library its own."""
+    """Return what adds an update's noise, each library its own."""
     if workload.engine == "ordinary":
         return lambda: None
     if workload.engine.startswith("opacus"):

@@ -71,7 +71,7 @@ class WholeRun:
 
 
 def make_model(workload: Workload) -> PreTrainedModel:
-    """Returns the model in training mode, the method's parameters trainable."""
+    """Return the model in training mode, the method's parameters trainable."""
     torch.manual_seed(0)
     shape = SHAPES[workload.shape]
     with torch.device(workload.device):
@@ -153,13 +153,13 @@ class LoRA(nn.Module):
         self.up = nn.Linear(LORA_RANK, outputs, bias=False, device=where)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Returns the layer's output plus the adapter's."""
+        """Return the layer's output plus the adapter's."""
         outputs: Tensor = self.layer(inputs) + self.up(self.down(inputs))
         return outputs
 
 
 def _adapt(model: nn.Module, names: Collection[str]) -> None:
-    """Gives each dense layer of one of these last names an adapter."""
+    """Give each dense layer of one of these last names an adapter."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if name in names:

@@ -35,14 +35,14 @@ REDUCED_SUMS = (
 
 
 def accelerator() -> torch.device | None:
-    """Returns the kind of accelerator that this machine has; None: the processor computes."""
+    """Return the kind of accelerator that this machine has; None: the processor computes."""
     if not torch.accelerator.is_available():
         return None
     return torch.accelerator.current_accelerator()
 
 
 def chosen_device(word: str) -> torch.device | None:
-    """Returns the device that a word names; None where the machine has none of that kind.
+    """Return the device that a word names; None where the machine has none of that kind.
 
     Args:
         word: cpu; accelerator, or its kind, such as cuda; or auto, which is an accelerator where
@@ -57,12 +57,12 @@ def chosen_device(word: str) -> torch.device | None:
 
 
 def best_device() -> torch.device:
-    """Returns the accelerator, or where there is none the processor."""
+    """Return the accelerator, or where there is none the processor."""
     return accelerator() or torch.device("cpu")
 
 
 def device_name(device: torch.device) -> str:
-    """Returns what an accelerator calls itself, for journals and reports; "" for a processor."""
+    """Return what an accelerator calls itself, for journals and reports; "" for a processor."""
     if device.type == "cpu":
         return ""
     ask = getattr(torch.get_device_module(device), "get_device_name", None)
@@ -70,7 +70,7 @@ def device_name(device: torch.device) -> str:
 
 
 def total_memory(device: torch.device) -> int | None:
-    """Returns the bytes of an accelerator's own memory; None: it does not say."""
+    """Return the bytes of an accelerator's own memory; None: it does not say."""
     module = torch.get_device_module(device)
     if device.type == "mps":
         return int(module.recommended_max_memory()) if module.is_available() else None
@@ -79,18 +79,18 @@ def total_memory(device: torch.device) -> int | None:
 
 
 def free_and_total_memory() -> tuple[int, int] | None:
-    """Returns the bytes that are free on the accelerator, and all; None: it does not say."""
+    """Return the bytes that are free on the accelerator, and all; None: it does not say."""
     ask = getattr(torch.get_device_module(accelerator()), "mem_get_info", None)
     return None if ask is None else ask()
 
 
 def peak_memory(device: torch.device) -> int:
-    """Returns the most bytes of an accelerator that this process's tensors have had."""
+    """Return the most bytes of an accelerator that this process's tensors have had."""
     return int(torch.accelerator.max_memory_allocated(device.index))
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until an accelerator has done all that it was given; for whoever looks at a clock."""
+    """Wait until an accelerator has done all that it was given; for whoever looks at a clock."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device.index)
 
@@ -101,7 +101,7 @@ def has_float64(device: torch.device) -> bool:
 
 
 def group_backends(device: torch.device | None) -> str:
-    """Returns what processes talk by: through the processor's memory, and between devices."""
+    """Return what processes talk by: through the processor's memory, and between devices."""
     if device is None:
         return "gloo"
     between: str = torch.distributed.get_default_backend_for_device(device)
@@ -109,7 +109,7 @@ def group_backends(device: torch.device | None) -> str:
 
 
 def only_whole_precision() -> None:
-    """Has products computed in the precision of their factors, and added up in float32.
+    """Have products computed in the precision of their factors, and added up in float32.
 
     TF32 keeps ten bits of a factor, and sums in half precision fewer: norms and sums would not be
     float32's. Torch has had two ways to say so, which must not contradict each other.
@@ -150,7 +150,7 @@ def whole_precision() -> Iterator[None]:
 
 
 def float32_precisions() -> dict[str, str]:
-    """Returns what each part of torch computes float32 with, the whole before what is in it."""
+    """Return what each part of torch computes float32 with, the whole before what is in it."""
     holders = {part: attrgetter(part)(torch) for part in PARTS_WITH_PRECISION}
     return {
         p: holder.fp32_precision
@@ -193,7 +193,7 @@ def multiplies_halves(device: torch.device) -> bool:
 
 
 def add_in_one_order(device: torch.device, *, strictly: bool = False) -> None:
-    """Has an accelerator's kernels add in one order, until ``order_of_addition_kept`` ends.
+    """Have an accelerator's kernels add in one order, until ``order_of_addition_kept`` ends.
 
     A step that is taken again then gives the same bits, and a run that broke off goes on without
     new noise (docs/dev/design.md, rule 9).
@@ -216,7 +216,7 @@ def add_in_one_order(device: torch.device, *, strictly: bool = False) -> None:
 
 @contextmanager
 def order_of_addition_kept() -> Iterator[None]:
-    """Puts back at the end what was said of the order in which kernels add."""
+    """Put back at the end what was said of the order in which kernels add."""
     memory: Any = torch.utils.deterministic
     filled = memory.fill_uninitialized_memory
     enabled = torch.are_deterministic_algorithms_enabled()
@@ -229,12 +229,12 @@ def order_of_addition_kept() -> Iterator[None]:
 
 
 def sent(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns numbers of the host as a tensor, without a wait for what the device is doing."""
+    """Return numbers of the host as a tensor, without a wait for what the device is doing."""
     return moved(torch.tensor(numbers, dtype=dtype), device)
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns a tensor of the host on a device, without a wait for what the device is doing."""
+    """Return a tensor of the host on a device, without a wait for what the device is doing."""
     if device.type not in ("cpu", "meta", "mps") and tensor.device.type == "cpu":
         # From other memory the copy would be waited for, and all work before it.
         tensor = tensor.pin_memory()
@@ -242,7 +242,7 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def add_rows(into: Tensor, index: Tensor, rows: Tensor) -> Tensor:
-    """Adds ``rows[i]`` to ``into[index[i]]`` in place, and gives the same bits each time.
+    """Add ``rows[i]`` to ``into[index[i]]`` in place, and give the same bits each time.
 
     An accelerator's ``index_add_`` adds what has one index in any order, so that no step of a run
     could be taken again bit for bit; its ``index_put_`` sorts first.
@@ -253,7 +253,7 @@ def add_rows(into: Tensor, index: Tensor, rows: Tensor) -> Tensor:
 
 
 def random_state(device: torch.device) -> Tensor | None:
-    """Returns the state of an accelerator's generator; None of a processor, which has torch's."""
+    """Return the state of an accelerator's generator; None of a processor, which has torch's."""
     if device.type in ("cpu", "meta"):
         return None
     module = torch.get_device_module(device)
@@ -262,7 +262,7 @@ def random_state(device: torch.device) -> Tensor | None:
 
 
 def set_random_state(device: torch.device, state: Tensor) -> None:
-    """Puts an accelerator's generator into a state that ``random_state`` returned."""
+    """Put an accelerator's generator into a state that ``random_state`` returned."""
     module = torch.get_device_module(device)
     module.set_rng_state(state, *(() if device.type == "mps" else (device,)))
 
@@ -279,7 +279,7 @@ def seed_generator(device: torch.device, seed: int) -> None:
 
 @contextmanager
 def random_states_kept(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Puts the states of the processor's generator and of some accelerators' back at the end."""
+    """Put the states of the processor's generator and of some accelerators' back at the end."""
     cpu_state = torch.get_rng_state()
     states = {device: random_state(device) for device in devices}
     try:

@@ -17,12 +17,12 @@ _records_were_read = Event()
 
 
 def note_records_read() -> None:
-    """Says that from now on the message of an error that nobody foresaw may quote a record."""
+    """Say that from now on the message of an error that nobody foresaw may quote a record."""
     _records_were_read.set()
 
 
 def records_were_read() -> bool:
-    """Returns whether this process has read records, in whichever of its jobs."""
+    """Return whether this process has read records, in whichever of its jobs."""
     return _records_were_read.is_set()
 
 

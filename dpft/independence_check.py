@@ -31,7 +31,7 @@ FIXED_ROPE = "default"
 
 
 def check_model(model: nn.Module, *, as_it_trains: bool = False) -> None:
-    """Passes a model whose examples do not mix.
+    """Pass a model whose examples do not mix.
 
     Args:
         model: The whole model, with what a method added.
@@ -59,7 +59,7 @@ def _advice(module: nn.Module) -> str:
 
 
 def _mixing_reason(module: nn.Module, *, training: bool) -> str | None:
-    """Returns why the module mixes the examples of a batch, or None if it does not.
+    """Return why the module mixes the examples of a batch, or None if it does not.
 
     In evaluation mode a batch norm normalizes by the statistics that it holds.
     """
@@ -94,7 +94,7 @@ def fix_rotary_scale(model: nn.Module) -> None:
 
 
 def _rope_types(module: nn.Module) -> set[str]:
-    """Returns the kinds of rotary embedding a module holds; one for each layer type, or one."""
+    """Return the kinds of rotary embedding a module holds; one for each layer type, or one."""
     kinds = vars(module).get("rope_type", ())
     if isinstance(kinds, str):
         return {kinds}
@@ -113,13 +113,13 @@ class StandardizedConv2d(nn.Conv2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Returns the convolution of ``input``, shape (b, in_channels, height, width)."""
+        """Return the convolution of ``input``, shape (b, in_channels, height, width)."""
         outputs: Tensor = self._conv_forward(input, standardized(self.weight), self.bias)
         return outputs
 
 
 def standardized(weight: Tensor) -> Tensor:
-    """Returns a weight, shape (filters, ...), each filter shifted and scaled."""
+    """Return a weight, shape (filters, ...), each filter shifted and scaled."""
     filters = weight.flatten(1)
     variance, mean = torch.var_mean(filters, 1, correction=0, keepdim=True)
     form: Tensor = (filters - mean) * (variance + EPSILON).rsqrt()
@@ -127,7 +127,7 @@ def standardized(weight: Tensor) -> Tensor:
 
 
 def pulled_back(weight: Tensor, gradients: Tensor) -> Tensor:
-    """Returns gradients with respect to a weight from those with respect to its standardized form.
+    """Return gradients with respect to a weight from those with respect to its standardized form.
 
     What is standardized does not depend on the input, so each example's gradient goes through the
     same linear map: with w a filter standardized, s its scale and g the gradient of w,

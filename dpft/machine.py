@@ -22,7 +22,7 @@ for what the plan misses, up to 15 % (benchmarks/run_memory.py)."""
 
 
 def usable_memory(device: "torch.device") -> int | None:
-    """Returns the bytes of a device that a run may plan with; None: the system does not say."""
+    """Return the bytes of a device that a run may plan with; None: the system does not say."""
     memory = None
     if device.type == "cpu":
         memory = machine_memory()
@@ -34,7 +34,7 @@ def usable_memory(device: "torch.device") -> int | None:
 
 
 def machine_memory() -> int | None:
-    """Returns the bytes that this process may use, or None where the system does not say."""
+    """Return the bytes that this process may use, or None where the system does not say."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # not every system knows the names
@@ -46,7 +46,7 @@ def machine_memory() -> int | None:
 
 
 def return_freed_memory() -> None:
-    """Gives back what glibc keeps of freed blocks, where texts have made room for their tokens."""
+    """Give back what glibc keeps of freed blocks, where texts have made room for their tokens."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
     if trim is not None:
         trim(0)

@@ -35,7 +35,7 @@ PIECE = 2**22
 
 
 def write_released(model: Path, base: str | None = None) -> str:
-    """Writes the digests of the tensors in a model's folder beside them; returns that of all.
+    """Write the digests of the tensors in a model's folder beside them; return that of all.
 
     Args:
         model: The folder.
@@ -50,7 +50,7 @@ def write_released(model: Path, base: str | None = None) -> str:
 
 
 def recorded_base(model: Path) -> str | None:
-    """Returns the digest of the base of an adapter; None where its folder holds or names none.
+    """Return the digest of the base of an adapter; None where its folder holds or names none.
 
     ``check_released`` holds it against the ledger.
     """
@@ -59,7 +59,7 @@ def recorded_base(model: Path) -> str | None:
 
 
 def check_released(model: Path, released: str | None, *, ledger: Path) -> None:
-    """Refuses a model that is not the one whose digest a ledger's closing line has."""
+    """Reject a model that is not the one whose digest a ledger's closing line has."""
     tensors, settings = tensor_digests(model), setting_digests(model)
     base = recorded_base(model)
     if base is not None and (model / BASE).exists():
@@ -79,7 +79,7 @@ def check_released(model: Path, released: str | None, *, ledger: Path) -> None:
 def digest_of(
     tensors: Mapping[str, str], settings: Mapping[str, str] | None = None, base: str | None = None
 ) -> str:
-    """Returns the one digest of a model.
+    """Return the one digest of a model.
 
     Args:
         tensors: The digest of each tensor by name.
@@ -93,7 +93,7 @@ def digest_of(
 
 
 def setting_digests(model: Path) -> dict[str, str]:
-    """Returns the SHA-256 of each file of settings in an adapter's folder."""
+    """Return the SHA-256 of each file of settings in an adapter's folder."""
     digests = {}
     moving = (ADDRESS,) if (model / BASE).is_dir() else ()
     for name in SETTINGS:
@@ -110,7 +110,7 @@ def setting_digests(model: Path) -> dict[str, str]:
 
 
 def tensor_digests(model: Path) -> dict[str, str]:
-    """Returns the SHA-256 of each tensor in a folder: of its type, its shape and its bytes.
+    """Return the SHA-256 of each tensor in a folder: of its type, its shape and its bytes.
 
     Args:
         model: The folder; safetensors files in folders below are the model's, too.
@@ -143,7 +143,7 @@ def tensor_digests(model: Path) -> dict[str, str]:
 
 
 def _check_indexes(model: Path) -> None:
-    """Refuses an index of shards that leads elsewhere, which a loader would follow."""
+    """Reject an index of shards that leads elsewhere, which a loader would follow."""
     for path in sorted(model.rglob(f"{WEIGHTS}.index.json")):
         try:
             names = set(json.loads(read_file(path))["weight_map"].values())
@@ -159,7 +159,7 @@ def _check_indexes(model: Path) -> None:
 
 
 def digests_in(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields name and digest of each tensor of one safetensors file, as ``tensor_digests``.
+    """Yield name and digest of each tensor of one safetensors file, as ``tensor_digests``.
 
     It has 8 bytes of length, a header in JSON, and the tensors' bytes at the offsets in it.
     """
@@ -195,7 +195,7 @@ def digests_in(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _recorded(model: Path) -> dict[str, Any]:
-    """Returns what the folder's own list of digests says; nothing where it cannot be read."""
+    """Return what the folder's own list of digests says; nothing where it cannot be read."""
     try:
         content = json.loads(read_file(model / TENSORS))
     except (OSError, RecursionError, StateError, ValueError):
@@ -204,7 +204,7 @@ def _recorded(model: Path) -> dict[str, Any]:
 
 
 def _first_difference(model: Path, tensors: Mapping[str, str], settings: Mapping[str, str]) -> str:
-    """Returns what is another, in words, where the folder's own list says it."""
+    """Return what is another, in words, where the folder's own list says it."""
     recorded, actual = _recorded(model), {"tensors": tensors, "settings": settings}
     for kind, now in actual.items():
         expected = recorded.get(kind, {})

@@ -27,7 +27,7 @@ class Registry(Generic[Entry]):
         self._entries: dict[str, Entry] = {}
 
     def register(self, *names: str) -> Callable[[Entry], Entry]:
-        """Returns a decorator that registers what it is given under every one of the names.
+        """Return a decorator that registers what it is given under every one of the names.
 
         Raises:
             ValueError: A name is taken.
@@ -51,12 +51,12 @@ class Registry(Generic[Entry]):
         return [module.name for module in pkgutil.iter_modules(getattr(package, "__path__", ()))]
 
     def entries(self) -> dict[str, Entry]:
-        """Returns every entry by name, sorted, once all modules of the package are imported."""
+        """Return every entry by name, sorted, once all modules of the package are imported."""
         self._import(self._modules())
         return dict(sorted(self._entries.items()))
 
     def named(self, name: str) -> Entry:
-        """Returns the entry of that name.
+        """Return the entry of that name.
 
         The module of the same name is asked first, since all modules of a package together may
         take seconds to import.

@@ -127,7 +127,7 @@ EXIT_CODES = f"{PRIVATE}/exit_codes"
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuses the folder of a run with a symbolic link in it, before dpft reads or writes there.
+    """Reject the folder of a run with a symbolic link in it, before dpft reads or write there.
 
     The folder itself may be reached through links, as one on another disk is.
 
@@ -155,12 +155,12 @@ def refuse_links(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Writes ``text`` under a temporary name, syncs it to disk and renames it into place."""
+    """Write ``text`` under a temporary name, syncs it to disk and renames it into place."""
     write_bytes(path, text.encode(), mode=mode)
 
 
 def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Writes ``content`` as ``write_text`` does."""
+    """Write ``content`` as ``write_text`` does."""
     temporary = path.with_name(f".{path.name}.partial")
     temporary.unlink(missing_ok=True)  # One left by a crash would keep its own mode.
     try:
@@ -176,7 +176,7 @@ def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the names in ``folder`` are on disk, so that a new file survives a power cut."""
+    """Wait until the names in ``folder`` are on disk, so that a new file survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -185,7 +185,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Waits until everything in ``folder``, which a library wrote, is on disk."""
+    """Wait until everything in ``folder``, which a library wrote, is on disk."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             with path.open("rb") as file:
@@ -195,7 +195,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def apply_umask(folder: Path) -> None:
-    """Gives the files in ``folder`` the mode that a new file has.
+    """Give the files in ``folder`` the mode that a new file has.
 
     A library that writes through temporary files leaves them to their owner alone. What a symbolic
     link points to is left as it is.
@@ -209,13 +209,13 @@ def apply_umask(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, mode: int = 0o644) -> None:
-    """Writes one JSON object with sorted keys and the schema version."""
+    """Write one JSON object with sorted keys and the schema version."""
     versioned = {"schema_version": SCHEMA_VERSION, **content}
     write_text(path, json.dumps(versioned, indent=2, sort_keys=True) + "\n", mode=mode)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns what ``write_json`` wrote, the schema version included."""
+    """Return what ``write_json`` wrote, the schema version included."""
     try:
         content = json.loads(read_file(path))
         version = content["schema_version"]
@@ -229,7 +229,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """Returns the content of a file; a folder in its place is a corrupted run.
+    """Return the content of a file; a folder in its place is a corrupted run.
 
     Raises:
         FileNotFoundError: It is not there.
@@ -244,7 +244,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_yaml(path: Path) -> Any:
-    """Returns the plain values of a YAML file that dpft wrote, such as a run's config.yaml.
+    """Return the plain values of a YAML file that dpft wrote, such as a run's config.yaml.
 
     Texts stay as they are: OmegaConf's ``${...}`` is none of YAML's, and nothing resolves it.
     """
@@ -262,7 +262,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def check_version(version: object, path: Path) -> None:
-    """Refuses a file that another dpft wrote in a form that this one does not know."""
+    """Reject a file that another dpft wrote in a form that this one does not know."""
     if version is True or version != SCHEMA_VERSION:
         raise InputError(
             f"{path} must have schema_version {SCHEMA_VERSION}, got {version!r}. Use the version"
@@ -273,13 +273,13 @@ def check_version(version: object, path: Path) -> None:
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, mode: int = 0o644) -> None:
-    """Writes one JSON object a line, keys sorted."""
+    """Write one JSON object a line, keys sorted."""
     lines = (json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in rows)
     write_text(path, "".join(lines), mode=mode)
 
 
 def check_writable(folder: Path) -> None:
-    """Refuses a folder that cannot be written to, or made, before work is put into it.
+    """Reject a folder that cannot be written to, or made, before work is put into it.
 
     Raises:
         OSError: It says why.
@@ -290,7 +290,7 @@ def check_writable(folder: Path) -> None:
 
 
 def private_folder(run: Path) -> Path:
-    """Returns the run's ``private`` folder, made if need be; mode 0700, never to be released."""
+    """Return the run's ``private`` folder, made if need be; mode 0700, never to be released."""
     folder = run / PRIVATE
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -305,7 +305,7 @@ def private_folder(run: Path) -> Path:
 
 
 def private_path(run: Path, name: str) -> Path:
-    """Returns the path of a private file or folder, ``private/`` made if need be.
+    """Return the path of a private file or folder, ``private/`` made if need be.
 
     Args:
         run: The run's folder; it exists.
@@ -316,7 +316,7 @@ def private_path(run: Path, name: str) -> Path:
 
 
 def write_private(run: Path, texts: Mapping[str, str | None]) -> None:
-    """Writes files of a run's private/, for the owner alone.
+    """Write files of a run's private/, for the owner alone.
 
     Args:
         run: The run's folder; it exists.
@@ -334,7 +334,7 @@ def write_private(run: Path, texts: Mapping[str, str | None]) -> None:
 
 
 def private_audit_path(run: Path, name: str) -> Path:
-    """Returns the path of an audit's private file, its folder made if need be, mode 0700.
+    """Return the path of an audit's private file, its folder made if need be, mode 0700.
 
     Args:
         run: The run's folder; it exists.
@@ -345,7 +345,7 @@ def private_audit_path(run: Path, name: str) -> Path:
 
 
 def audit_path(run: Path, name: str) -> Path:
-    """Returns the path of what of an audit may be released, its folder made if need be."""
+    """Return the path of what of an audit may be released, its folder made if need be."""
     _make_folder(run / AUDIT, 0o777)
     return run / name
 
@@ -363,7 +363,7 @@ def _make_folder(folder: Path, mode: int) -> None:
 
 @contextmanager
 def hold_run(run: Path) -> Iterator[None]:
-    """Holds a run's folder inside the block, so that two processes never write to it."""
+    """Hold a run's folder inside the block, so that two processes never write to it."""
     descriptor = os.open(private_path(run, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -381,17 +381,17 @@ def hold_run(run: Path) -> Iterator[None]:
 
 
 def is_base_model(path: str | Path) -> bool:
-    """Returns whether a model's folder is the one in which a run keeps the object it was given."""
+    """Return whether a model's folder is the one in which a run keeps the object it was given."""
     return Path(path).parts[-2:] == Path(BASE_MODEL).parts
 
 
 def trial_folder(run: Path, number: int) -> Path:
-    """Returns the folder of a search's trial, counted from 0; private."""
+    """Return the folder of a search's trial, counted from 0; private."""
     return run / TUNING / f"trial-{number}"
 
 
 def shard_name(name: str, shard: int, shards: int) -> str:
-    """Returns the name of the file with one shard, counted from 0, of what a file would hold.
+    """Return the name of the file with one shard, counted from 0, of what a file would hold.
 
     >>> [shard_name(WEIGHTS, shard, 2) for shard in range(2)]
     ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
@@ -405,7 +405,7 @@ def shard_name(name: str, shard: int, shards: int) -> str:
 
 
 def checkpoint_name(step: int) -> str:
-    """Returns the name of the folder of the checkpoint after ``step`` steps."""
+    """Return the name of the folder of the checkpoint after ``step`` steps."""
     return f"step-{step:08d}"
 
 
@@ -417,7 +417,7 @@ def what_lacks(folder: Path, wanted: str) -> str:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Returns the folder itself where it is a run's, else the runs of its sweep, by number."""
+    """Return the folder itself where it is a run's, else the runs of its sweep, by number."""
     if (folder / CONFIGURATION).is_file():
         return [folder]
     runs = [path.parent for path in folder.glob(f"[!.]*/{CONFIGURATION}") if path.is_file()]

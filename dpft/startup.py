@@ -41,7 +41,7 @@ class StartupLine:
     """The line of one run."""
 
     def __init__(self, stream: TextIO) -> None:
-        """Prepares to draw on a terminal."""
+        """Prepare to draw on a terminal."""
         self._stream = stream
         self._began = time.monotonic()
         self._what: str | None = None
@@ -59,24 +59,24 @@ class StartupLine:
             self._thread.start()
 
     def hide(self) -> None:
-        """Takes the line away until another part begins."""
+        """Take the line away until another part begins."""
         with self._lock:
             self._erase()
             self._what = None
 
     def close(self) -> None:
-        """Takes the line away for good."""
+        """Take the line away for good."""
         self._ended.set()
         self.hide()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Makes room for a log line that is about to be written; the next second draws anew."""
+        """Make room for a log line that is about to be written; the next second draws anew."""
         with self._lock:
             self._erase()
         return True
 
     def text(self) -> str:
-        """Returns the line: how many parts have begun, which it is, the time since the start."""
+        """Return the line: how many parts have begun, which it is, the time since the start."""
         if self._what is None:
             return ""
         begun = PARTS.index(self._what) + 1
@@ -106,7 +106,7 @@ _line: ContextVar[StartupLine | None] = ContextVar("startup", default=None)
 
 @contextmanager
 def shown_startup() -> Iterator[None]:
-    """Draws what the run in the block does until its steps show, where stderr is a terminal."""
+    """Draw what the run in the block does until its steps show, where stderr is a terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
@@ -137,7 +137,7 @@ def show_startup_stage(what: str) -> None:
 
 
 def end_startup() -> None:
-    """Takes the line away before something else is drawn."""
+    """Take the line away before something else is drawn."""
     line = _line.get()
     if line is not None:
         line.hide()

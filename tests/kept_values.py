@@ -15,7 +15,7 @@ class KeptValues(dict[Any, Any]):
     """Values by key, those of the other test workers too, each in a file of its own."""
 
     def __init__(self, folder: Path, *kinds: type) -> None:
-        """Takes the folder that all workers share, and of which types values are kept there."""
+        """Take the folder that all workers share, and of which types values are kept there."""
         super().__init__()
         self._folder, self._kinds = folder, kinds
 
@@ -38,7 +38,7 @@ class KeptValues(dict[Any, Any]):
 
 
 def lasting_folder(name: str, of_session: Path, sources: Path, *libraries: str) -> Path:
-    """Returns a folder for what comes of sources and libraries as they are today.
+    """Return a folder for what comes of sources and libraries as they are today.
 
     It is beside the bytecode, under a hash of every file of the sources and of the libraries'
     versions; what came of others is removed. Where no bytecode is written, nothing outlives the
@@ -66,7 +66,7 @@ def lasting_folder(name: str, of_session: Path, sources: Path, *libraries: str) 
 
 
 def _as_it_is(library: str) -> str:
-    """Returns what is installed of a library: the names and times of what its folder holds.
+    """Return what is installed of a library: the names and times of what its folder holds.
 
     To look its version up in the metadata of all that is installed takes a quarter of a second.
     """

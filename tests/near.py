@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def near(path: Path) -> list[Path]:
-    """Returns the test files near a path that is relative to the repository's root.
+    """Return the test files near a path that is relative to the repository's root.
 
     Raises:
         FileNotFoundError: There is no such file, or no test near it.

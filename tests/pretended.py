@@ -121,7 +121,7 @@ class Device(TorchDispatchMode):
 
 
 def waited(what: str) -> None:
-    """Counts a wait, with the last line that led to it, of dpft or of the model's own code.
+    """Count a wait, with the last line that led to it, of dpft or of the model's own code.
 
     A mode that every function of the model passes is neither.
     """
@@ -172,7 +172,7 @@ GIVE_FLOAT32 = {
 
 
 def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Does an operation on the CPU tensors, and says where its results are."""
+    """Do an operation on the CPU tensors, and says where its results are."""
     operation = Operation.of(func)
     name = operation.name
     tensors: list[Tensor] = []
@@ -212,7 +212,7 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def note_wait(
     operation: Operation, own: Sequence[Any], others: Sequence[Tensor], args: Any, goes_back: bool
 ) -> None:
-    """Counts that the host waits for the device, where an operation on its tensors has it wait."""
+    """Count that the host waits for the device, where an operation on its tensors has it wait."""
     name = operation.name
     if name in READS:
         waited(name)
@@ -228,7 +228,7 @@ def note_wait(
 
 
 def placed(result: Any, own: Sequence["Pretend"]) -> Any:
-    """Returns what came out of CPU tensors as of the device; in place, the same tensor again."""
+    """Return what came out of CPU tensors as of the device; in place, the same tensor again."""
     if isinstance(result, Tensor):
         for tensor in own:
             if tensor.held is result:
@@ -240,7 +240,7 @@ def placed(result: Any, own: Sequence["Pretend"]) -> Any:
 
 
 def unwrapped(value: Any, tensors: list[Tensor]) -> Any:
-    """Returns an operation's arguments as the CPU takes them, and lists the tensors among them.
+    """Return an operation's arguments as the CPU takes them, and lists the tensors among them.
 
     Torch's own tree functions, which know every container, would take most of a test's time.
     """
@@ -255,12 +255,12 @@ def unwrapped(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def real(value: Any) -> Any:
-    """Returns what a tensor of the device holds; anything else as it is."""
+    """Return what a tensor of the device holds; anything else as it is."""
     return value.held if isinstance(value, Pretend) else value
 
 
 def lowered(value: Any, dtype: torch.dtype) -> Any:
-    """Returns float32 tensors, in whatever they are listed, in another dtype."""
+    """Return float32 tensors, in whatever they are listed, in another dtype."""
     if isinstance(value, list | tuple):
         return type(value)(lowered(each, dtype) for each in value)
     is_float = isinstance(value, Tensor) and value.dtype == torch.float32
@@ -300,7 +300,7 @@ class Backend(backend_registration._DummyBackendModule):
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Has the CPU's kernels draw from the device's generator."""
+        """Have the CPU's kernels draw from the device's generator."""
         before = torch.get_rng_state()
         torch.set_rng_state(self.generator.get_state())
         try:
@@ -320,7 +320,7 @@ BACKEND = Backend()
 
 
 def register() -> None:
-    """Makes torch know the device, in this process and for good."""
+    """Make torch know the device, in this process and for good."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=BACKEND)
     library = torch.library.Library("aten", "IMPL")
     _kept.append(library)
@@ -395,7 +395,7 @@ def _pin(tensor: Tensor, *_: Any) -> Tensor:
 
 
 def _module_to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-    """Moves a module; torch would swap the data of parameters, which a subclass cannot."""
+    """Move a module; torch would swap the data of parameters, which a subclass cannot."""
     device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
     if device is None or device.type not in (NAME, "cpu"):
         return _own_to(module, *args, **kwargs)
@@ -426,7 +426,7 @@ def _module_to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.M
 
 @contextmanager
 def pretending() -> Iterator[Counter[str]]:
-    """Registers the device, and counts the waits of the block."""
+    """Register the device, and counts the waits of the block."""
     register()
     WAITS.clear()
     LAUNCHES.clear()
@@ -435,7 +435,7 @@ def pretending() -> Iterator[Counter[str]]:
 
 
 def on_pretended(work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Returns what some work gives in a process of its own that has the device.
+    """Return what some work gives in a process of its own that has the device.
 
     The process is forked from one that has done nothing: once autograd has run it knows of no
     further device.

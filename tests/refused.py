@@ -7,7 +7,7 @@ import pytest
 
 
 def refusal(call: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
-    """Returns what a call that refuses its input says."""
+    """Return what a call that refuses its input says."""
     with pytest.raises(ValueError) as caught:
         call(*arguments, **settings)
     return str(caught.value)

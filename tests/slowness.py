@@ -74,12 +74,12 @@ def mark_exhaustive(items: Iterable[pytest.Item], root: Path) -> None:
 
 
 def slow(*cases: Sequence[Any]) -> list[Any]:
-    """Returns cases of several values each that ``make test`` leaves to ``make test-slow``."""
+    """Return cases of several values each that ``make test`` leaves to ``make test-slow``."""
     return [] if LEFT_OUT else [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 def slow_but(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
-    """Returns all values, those that are not among ``fast`` as slow cases.
+    """Return all values, those that are not among ``fast`` as slow cases.
 
     Raises:
         ValueError: One of ``fast`` is not among the values: it would silently not be tested.
@@ -94,7 +94,7 @@ def slow_but(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
 
 
 def exhaustive_but(kept: Collection[Any], values: Iterable[Any]) -> list[Any]:
-    """Returns all values, those that are not among ``kept`` as cases that CI leaves out.
+    """Return all values, those that are not among ``kept`` as cases that CI leaves out.
 
     Raises:
         ValueError: One of ``kept`` is not among the values.
@@ -109,13 +109,13 @@ def exhaustive_but(kept: Collection[Any], values: Iterable[Any]) -> list[Any]:
 
 
 def slow_but_every(number: int, values: Iterable[Any]) -> list[Any]:
-    """Returns all values, of which ``make test`` has the first of each so many: they are alike."""
+    """Return all values, of which ``make test`` has the first of each so many: they are alike."""
     listed = list(values)
     return slow_but(listed[::number], listed)
 
 
 def slow_but_each(*values: Collection[Any]) -> list[Any]:
-    """Returns the whole grid of some values, of which ``make test`` has each value at least once.
+    """Return the whole grid of some values, of which ``make test`` has each value at least once.
 
     The fast cases are as many as the longest list has values. A shorter list begins anew where it
     ends, each time one further on, so that it does not meet the same values of another again.
@@ -129,7 +129,7 @@ def slow_but_each(*values: Collection[Any]) -> list[Any]:
 
 
 def without_slow(cases: Iterable[Any]) -> list[Any]:
-    """Returns cases that may be marked as slow, less those where no slow one is asked for."""
+    """Return cases that may be marked as slow, less those where no slow one is asked for."""
     return [case for case in cases if not (LEFT_OUT and pytest.mark.slow in case.marks)]
 
 

@@ -88,7 +88,7 @@ def steps_of(cases: Sequence[Case], device: str) -> list[Outcome]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["checkpointing"], CASES))
 def test_steps_leave_the_cpus_gradients(name: str) -> None:
-    """Draws and noise have the same bits; sums come out of the same kernels, rounded otherwise."""
+    """Draw and noise have the same bits; sums come out of the same kernels, rounded otherwise."""
     cases = CASES[name]
     compared = 0
     for case, found, expected in zip(
@@ -136,7 +136,7 @@ class Steps:
         """Of each micro-batch of the last step, then those beyond them."""
 
     def take(self, step: int, clipper: PerExampleClipper) -> None:
-        """Takes one step of two micro-batches."""
+        """Take one step of two micro-batches."""
         self.optimizer.zero_grad()
         before = WAITS.total()
         waits = []
@@ -340,7 +340,7 @@ def launched(layers: int) -> list[int]:
 
 
 def uncounted(work: Callable[..., Any]) -> Callable[..., Any]:
-    """Counts some work as one launch."""
+    """Count some work as one launch."""
 
     def run(*arguments: Any) -> Any:
         before = LAUNCHES.copy()
@@ -401,7 +401,7 @@ GIVEN = (
 
 @contextmanager
 def accounted_by_a_formula() -> Iterator[None]:
-    """Has no accountant asked: they take half of a tiny run's time, and none meets the device."""
+    """Have no accountant asked: they take half of a tiny run's time, and none meets the device."""
 
     def answer(name: str, mechanism: Any, options: object) -> Epsilon:
         estimate = gdp.epsilon(mechanism).estimate
@@ -420,7 +420,7 @@ def commands(workspace: Workspace, *given: Sequence[str]) -> list[tiny.Outcome]:
 
 
 def killed(workspace: Workspace, words: Sequence[str]) -> None:
-    """Runs a training that is killed after two steps."""
+    """Run a training that is killed after two steps."""
     own = loop.check_weights
 
     def check(model: nn.Module, step: int) -> None:

@@ -52,7 +52,7 @@ class Recipe:
 
 
 def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """Returns a byte-level BPE learned on passages of the pre-training grammar.
+    """Return a byte-level BPE learned on passages of the pre-training grammar.
 
     A text's first word gets a space before it, which decoding takes away again, so that a word
     has the same tokens at the start of a text as inside a record: it can be copied as it is.
@@ -90,7 +90,7 @@ def _texts(random: Random) -> Iterator[str]:
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadModel:
-    """Returns the model with its initial weights; no dropout."""
+    """Return the model with its initial weights; no dropout."""
     torch.manual_seed(recipe.seed)
     model = GPT2LMHeadModel(
         GPT2Config(
@@ -117,7 +117,7 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> GPT2LMHea
 def batches(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yields token ids, labels (-100 where there is no loss) and position ids, each (b, t).
+    """Yield token ids, labels (-100 where there is no loss) and position ids, each (b, t).
 
     Copying comes first, as it is learned sooner on what is short and holds nothing else: echoes
     of arbitrary tokens, then drills, then passages of all kinds. Rows of similar length share a
@@ -168,7 +168,7 @@ def _length(encoded: tuple[list[int], list[int]]) -> int:
 
 
 def pretrain(model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> None:
-    """Trains the model in place on fresh passages: AdamW, warm-up, then cosine decay."""
+    """Train the model in place on fresh passages: AdamW, warm-up, then cosine decay."""
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
@@ -206,7 +206,7 @@ def _rate(step: int, recipe: Recipe) -> float:
 
 
 def build(output: Path, recipe: Recipe) -> None:
-    """Writes tokenizer and pre-trained model to a folder that ``from_pretrained`` loads."""
+    """Write tokenizer and pre-trained model to a folder that ``from_pretrained`` loads."""
     torch.set_num_threads(recipe.threads)
     tokenizer = build_tokenizer(recipe)
     model = build_model(recipe, tokenizer)
@@ -218,7 +218,7 @@ def build(output: Path, recipe: Recipe) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the build from the command line."""
+    """Run the build from the command line."""
     parser = argparse.ArgumentParser(description="Rebuild the embedded model.")
     parser.add_argument("--output", type=Path, default=EMBEDDED_MODEL)
     parser.add_argument("--steps", type=int, default=Recipe.steps)

@@ -27,7 +27,7 @@ COPYING_HEADS = 2
 
 @torch.no_grad()
 def start_near_copying(model: GPT2LMHeadModel) -> None:
-    """Writes position sinusoids, one previous-token head and the copying heads into a model.
+    """Write position sinusoids, one previous-token head and the copying heads into a model.
 
     The rest of the weights stays as it was. Random projections come from torch's generator.
 
@@ -70,7 +70,7 @@ def _write_positions(model: GPT2LMHeadModel, frequencies: torch.Tensor) -> None:
 def _previous_token(
     frequencies: torch.Tensor, width: int, head: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns query and key weights, (d, head), that agree best one position apart.
+    """Return query and key weights, (d, head), that agree best one position apart.
 
     The key reads the fastest sinusoids; the query reads the same, turned back by one position.
     """

@@ -84,7 +84,7 @@ def _describe(
     facts: list[tuple[Fact, dict[str, str]]],
     pronoun: str,
 ) -> str:
-    """Returns one to four sentences that say every fact of the subject."""
+    """Return one to four sentences that say every fact of the subject."""
     before: list[str] = []
     after: list[str] = []
     says: list[str] = []
@@ -145,7 +145,7 @@ def _domain_record(random: Random, domain: Domain) -> Passage:
 
 
 def drill(random: Random) -> Passage:
-    """Returns a record of arbitrary keys and values that are said in one plain way, or echoed."""
+    """Return a record of arbitrary keys and values that are said in one plain way, or echoed."""
     keys = [word(random) for _ in range(random.choice((1, 1, 2, 2, 3, 4)))]
     kinds = "@name/@name/@place/@person/@phrase/@phrase/@phrase/@word/@amount/@number"
     fields = [(key, draw(kinds, random)) for key in keys]
@@ -166,7 +166,7 @@ def _linearise(fields: list[tuple[str, str]]) -> str:
 
 
 def passage(random: Random) -> Passage:
-    """Returns one passage: mostly a record with its text, sometimes a drill or prose."""
+    """Return one passage: mostly a record with its text, sometimes a drill or prose."""
     kind = random.random()
     if kind < 0.82:
         return _domain_record(random, random.choice(DOMAINS))

@@ -62,18 +62,18 @@ def _syllable(random: Random) -> str:
 
 
 def invented(random: Random) -> str:
-    """Returns a made-up word with a capital, such as "Brealton"."""
+    """Return a made-up word with a capital, such as "Brealton"."""
     syllables = "".join(_syllable(random) for _ in range(random.choice((1, 1, 1, 2, 2, 3))))
     return (syllables + random.choice(CODAS)).capitalize()
 
 
 def person(random: Random) -> str:
-    """Returns a made-up first and last name."""
+    """Return a made-up first and last name."""
     return f"{invented(random)} {invented(random)}"
 
 
 def word(random: Random) -> str:
-    """Returns an everyday word, mostly a noun or an adjective."""
+    """Return an everyday word, mostly a noun or an adjective."""
     kinds = (pretraining_words.NOUNS, pretraining_words.NOUNS, pretraining_words.ADJECTIVES)
     return random.choice(random.choice((*kinds, pretraining_words.VERBS)))
 
@@ -103,19 +103,19 @@ _NAME_FORMS: tuple[Callable[[Random], str], ...] = (
 
 
 def name(random: Random) -> str:
-    """Returns a made-up name of a thing, a work or a place, one to four words long."""
+    """Return a made-up name of a thing, a work or a place, one to four words long."""
     return random.choice(_NAME_FORMS)(random)
 
 
 def place(random: Random) -> str:
-    """Returns a made-up name of a town, a street or a building."""
+    """Return a made-up name of a town, a street or a building."""
     if random.random() < 0.4:
         return invented(random)
     return f"{_noun_or_invented(random)} {random.choice(ENDINGS)}"
 
 
 def amount(random: Random) -> str:
-    """Returns a price or a range of prices in pounds."""
+    """Return a price or a range of prices in pounds."""
     low = random.randrange(2, 90)
     forms = (f"£{low}", f"£{low}-{low + random.choice((3, 5, 10, 20))}", f"{low} pounds")
     bounds = (f"less than £{low}", f"more than £{low}", f"about £{low}", f"under £{low}")
@@ -123,7 +123,7 @@ def amount(random: Random) -> str:
 
 
 def score(random: Random) -> str:
-    """Returns a rating, in words or as so many out of so many."""
+    """Return a rating, in words or as so many out of so many."""
     top = random.choice((3, 4, 5, 5, 5, 6, 10))
     scores = (f"{random.randint(1, top)} out of {top}", f"{random.randint(1, top)} of {top}")
     return random.choice(scores + ("low", "high", "average", "very good", "poor", "excellent"))
@@ -146,6 +146,6 @@ KINDS: dict[str, Callable[[Random], str]] = {
 
 
 def draw(values: str, random: Random) -> str:
-    """Returns one of the values separated by ``/``; a kind such as ``@place`` is drawn afresh."""
+    """Return one of the values separated by ``/``; a kind such as ``@place`` is drawn afresh."""
     value = random.choice(values.split("/"))
     return KINDS[value](random) if value in KINDS else value

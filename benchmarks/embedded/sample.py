@@ -19,7 +19,7 @@ NUM_HELD_OUT_RECORDS = 150
 
 
 def splits() -> dict[str, list[Row]]:
-    """Returns train, validation and test; no record is in two of them."""
+    """Return train, validation and test; no record is in two of them."""
     random = Random(SEED)
     seen: set[str] = set()
     held_out = {
@@ -36,13 +36,13 @@ def splits() -> dict[str, list[Row]]:
 
 
 def as_json_lines(rows: list[Row]) -> bytes:
-    """Returns one JSON object a line, UTF-8, keys sorted."""
+    """Return one JSON object a line, UTF-8, keys sorted."""
     lines = (json.dumps(asdict(row), ensure_ascii=False, sort_keys=True) for row in rows)
     return "".join(f"{line}\n" for line in lines).encode()
 
 
 def write(output: Path) -> None:
-    """Writes the three files; no time stamp goes into them."""
+    """Write the three files; no time stamp goes into them."""
     output.mkdir(parents=True, exist_ok=True)
     for name, rows in splits().items():
         packed = gzip.compress(as_json_lines(rows), mtime=0)
@@ -50,7 +50,7 @@ def write(output: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the rebuild from the command line."""
+    """Run the rebuild from the command line."""
     parser = argparse.ArgumentParser(description="Rebuild the embedded sample.")
     parser.add_argument("--output", type=Path, default=EMBEDDED_SAMPLE)
     write(parser.parse_args(argv).output)

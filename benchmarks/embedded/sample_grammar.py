@@ -69,7 +69,7 @@ class Row:
 
 
 def names(*, held_out: bool) -> list[str]:
-    """Returns the names of places; a sixth of them occurs in held-out records only."""
+    """Return the names of places; a sixth of them occurs in held-out records only."""
     return [
         f"{first} {last}"
         for i, first in enumerate(FIRST_NAMES)
@@ -79,7 +79,7 @@ def names(*, held_out: bool) -> list[str]:
 
 
 def record(random: Random, *, held_out: bool) -> dict[str, str]:
-    """Returns a record: attributes in E2E's order, most of them, at least three."""
+    """Return a record: attributes in E2E's order, most of them, at least three."""
     while True:
         drawn = {"name": random.choice(names(held_out=held_out))}
         for attribute, probability in PRESENT.items():
@@ -90,7 +90,7 @@ def record(random: Random, *, held_out: bool) -> dict[str, str]:
 
 
 def meaning_representation(attributes: dict[str, str]) -> str:
-    """Returns the record in E2E's notation, ``name[The Example], food[vegan]``."""
+    """Return the record in E2E's notation, ``name[The Example], food[vegan]``."""
     return ", ".join(f"{attribute}[{value}]" for attribute, value in attributes.items())
 
 
@@ -122,7 +122,7 @@ def _verdict_sentence(attributes: dict[str, str], random: Random) -> str | None:
 
 
 def reference(attributes: dict[str, str], random: Random) -> str:
-    """Returns one way of saying the whole record."""
+    """Return one way of saying the whole record."""
     sentences = [_first_sentence(attributes, random)]
     rest = [_verdict_sentence(attributes, random)]
     if family := attributes.get("familyFriendly"):
@@ -135,7 +135,7 @@ def reference(attributes: dict[str, str], random: Random) -> str:
 def split(
     random: Random, *, records: int, references: tuple[int, int], held_out: bool, seen: set[str]
 ) -> list[Row]:
-    """Returns rows of distinct records, none of them in ``seen``, and adds them to it.
+    """Return rows of distinct records, none of them in ``seen``, and add them to it.
 
     Args:
         random: Source of everything drawn.

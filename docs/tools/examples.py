@@ -32,7 +32,7 @@ class Failed(Exception):
 
 
 def run_page(page: Path, *, figures: Path | None = None) -> str:
-    """Returns a page's text with what its examples print now.
+    """Return a page's text with what its examples print now.
 
     Args:
         page: The page.
@@ -60,7 +60,7 @@ def run_page(page: Path, *, figures: Path | None = None) -> str:
 
 
 def _run(example: Example, folder: str, page: Path) -> str:
-    """Returns an example's block, with what its commands print where its page shows that."""
+    """Return an example's block, with what its commands print where its page shows that."""
     blocks, printed = [], ""
     for number, command in enumerate(example.commands, start=1):
         done = _done(command if example.is_console else f"set -e\n{command}", folder)
@@ -79,7 +79,7 @@ def _run(example: Example, folder: str, page: Path) -> str:
 
 
 def _done(command: str, folder: str) -> "subprocess.CompletedProcess[str]":
-    """Runs a command in a shell; what it writes to both streams is its output.
+    """Run a command in a shell; what it writes to both streams is its output.
 
     Raises:
         Failed: It took too long.
@@ -104,21 +104,21 @@ def _end(output: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment of the examples: this Python's programs first, and no network."""
+    """Return the environment of the examples: this Python's programs first, and no network."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100", "TERM": "dumb"}
     return {**os.environ, **settings, "PATH": path, "PYTHONPATH": os.getcwd()}
 
 
 def _prompted(command: str) -> Iterator[str]:
-    """Yields a command's lines as a terminal shows them while they are typed."""
+    """Yield a command's lines as a terminal shows them while they are typed."""
     first, *others = command.splitlines()
     yield f"$ {first}"
     yield from (f"> {line}" for line in others)
 
 
 def _shown(lines: list[str], show: str) -> list[str]:
-    """Returns the lines of an output that its page shows."""
+    """Return the lines of an output that its page shows."""
     how, _, what = show.partition(" ")
     if how == "nothing":
         return []
@@ -131,7 +131,7 @@ def _shown(lines: list[str], show: str) -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    """Runs the examples of pages, two pages at a time; returns the exit code."""
+    """Run the examples of pages, two pages at a time; return the exit code."""
     if len(words) < 2 or words[0] not in ("write", "check"):
         print("usage: python -m docs.tools.examples write|check PAGE…", file=sys.stderr)
         return 2

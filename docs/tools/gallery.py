@@ -26,7 +26,7 @@ AFTER = {"audited": ("audit", "audit=one_run")}
 
 
 def keep(name: str) -> None:
-    """Trains a run of the gallery and copies its page."""
+    """Train a run of the gallery and copy its page."""
     with tempfile.TemporaryDirectory(prefix="dpft-gallery-") as folder:
         run = f"outputs/{name}"
         _dpft(folder, "train", *RUNS[name], f"hydra.run.dir={run}")

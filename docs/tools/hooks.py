@@ -36,26 +36,26 @@ SHORT = 12
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Names the version in the header of each page."""
+    """Name the version in the header of each page."""
     config.site_name = f"dpft {__version__}"
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds what is made from the code."""
+    """Add what is made from the code."""
     for path, text in made.files().items():
         files.append(File.generated(config, path, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, config: MkDocsConfig, **_: Any) -> str:
-    """Sets commands apart from what they print; names the repository."""
+    """Set commands apart from what they print; names the repository."""
     text = site_markdown(markdown)
     return text.replace(CLONED, config.repo_url) if config.repo_url else _CLONING.sub("", text)
 
 
 def on_page_content(content: str, page: Page, **_: Any) -> str:
-    """Writes formulas as MathML, which browsers show by themselves; makes keys and tables fit."""
+    """Write formulas as MathML, which browsers show by themselves; make keys and tables fit."""
     content = _BLOCK_OR_CODE.sub(lambda found: found[1] or _breakable(found[2]), content)
     content = _TABLE.sub(lambda found: _labelled(found[0]), content)
     content = _DISPLAY.sub(lambda found: _mathml(found[1], "block"), content)
@@ -64,7 +64,7 @@ def on_page_content(content: str, page: Page, **_: Any) -> str:
 
 
 def _breakable(code: str) -> str:
-    """Returns inline code that may be broken after its dots, underscores and the like.
+    """Return inline code that may be broken after its dots, underscores and the like.
 
     Tags within the code stay as they are.
     """
@@ -75,7 +75,7 @@ def _breakable(code: str) -> str:
 
 
 def _labelled(table: str) -> str:
-    """Returns a table whose cells name their columns, for screens on which they stand in lines."""
+    """Return a table whose cells name their columns, for screens on which they stand in lines."""
     labels = [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<th[^>]*>(.*?)</th>", table)]
     if not any(labels):
         return table
@@ -88,12 +88,12 @@ def _labelled(table: str) -> str:
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> str:
-    """Takes from the site what the theme would fetch for search where there is no server."""
+    """Take from the site what the theme would fetch for search where there is no server."""
     return output.replace(SHIM, "../" * page.url.count("/") + LOCAL_SHIM)
 
 
 def on_post_template(output_content: str, **_: Any) -> str:
-    """Does as ``on_post_page`` for the page of what is not there."""
+    """Do as ``on_post_page`` for the page of what is not there."""
     return output_content.replace(SHIM, f"/{LOCAL_SHIM}")
 
 

@@ -33,7 +33,7 @@ _ABOUT_ITSELF = re.compile(r"(?m)^.*\]\(\.\./notebooks/.*\n\n?")
 
 
 def notebook(page: str) -> str:
-    """Returns a page as a Jupyter notebook: files and commands as cells, and its prose between.
+    """Return a page as a Jupyter notebook: files and commands as cells, and its prose between.
 
     A script that the page runs at once and no other imports is a cell of Python; a cell of
     commands is what the page's copy button takes, for ``%%bash``.
@@ -60,7 +60,7 @@ def notebook(page: str) -> str:
 
 
 def check(made: str, name: str) -> int:
-    """Runs a notebook's cells in a new folder; returns how many patterns their outputs matched.
+    """Run a notebook's cells in a new folder; return how many patterns their outputs matched.
 
     Raises:
         Failed: A cell failed or did not print what its page says, or nothing was compared.
@@ -93,7 +93,7 @@ def check(made: str, name: str) -> int:
 
 
 def run_cells(sources: list[str]) -> None:
-    """Runs cells in one namespace and prints a line after each that ended well."""
+    """Run cells in one namespace and print a line after each that ended well."""
     names: dict[str, Any] = {"__name__": "__main__"}
     for number, source in enumerate(sources, start=1):
         first, _, rest = source.partition("\n")
@@ -107,7 +107,7 @@ def run_cells(sources: list[str]) -> None:
 
 
 def _run_python(source: str, names: dict[str, Any]) -> None:
-    """Runs a cell of Python, and prints the value of its last line as Jupyter does."""
+    """Run a cell of Python, and print the value of its last line as Jupyter does."""
     tree = ast.parse(source)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "cell", "exec"), names)
@@ -134,7 +134,7 @@ def _cell(kind: str, source: str, metadata: Mapping[str, Any] | None = None) -> 
 
 
 def main(words: list[str]) -> int:
-    """Checks notebooks, or runs the cells of the one in this folder; returns the exit code."""
+    """Check notebooks, or runs the cells of the one in this folder; return the exit code."""
     if words == ["--cells"]:
         sys.path.insert(0, "")
         run_cells(json.loads(Path("cells.json").read_text()))

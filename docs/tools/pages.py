@@ -67,7 +67,7 @@ class Example:
 
 
 def all_pages() -> list[Path]:
-    """Returns every page that is kept as a file, in order."""
+    """Return every page that is kept as a file, in order."""
     return [
         path
         for path in sorted(DOCS.rglob("*.md"))
@@ -76,7 +76,7 @@ def all_pages() -> list[Path]:
 
 
 def parts_of(text: str) -> list[File | Example]:
-    """Returns the files of a page and the blocks of commands that are run, in order.
+    """Return the files of a page and the blocks of commands that are run, in order.
 
     Raises:
         ValueError: A console block does not begin with a command, or a note above a block says
@@ -93,7 +93,7 @@ def parts_of(text: str) -> list[File | Example]:
 
 
 def why_not_run(text: str, found: re.Match[str]) -> str:
-    """Returns what a block's commands need, or what has to be filled in; else nothing.
+    """Return what a block's commands need, or what has to be filled in; else nothing.
 
     Raises:
         ValueError: It needs what nobody knows, or does not have what is to be filled in.
@@ -109,13 +109,13 @@ def why_not_run(text: str, found: re.Match[str]) -> str:
 
 
 def not_run(text: str) -> dict[str, str]:
-    """Returns the blocks of a page that are copied but not run, and what each needs."""
+    """Return the blocks of a page that are copied but not run, and what each needs."""
     notes = {found["body"]: _notes(text, found) for found in _FENCE.finditer(text)}
     return {body: said["needs"] for body, said in notes.items() if "needs" in said}
 
 
 def site_markdown(text: str) -> str:
-    """Returns a page's Markdown with commands and outputs in blocks of their own, without notes."""
+    """Return a page's Markdown with commands and outputs in blocks of their own, without notes."""
     made, end = "", 0
     for found in _FENCE.finditer(text):
         if found["info"] == "console":
@@ -131,13 +131,13 @@ def site_markdown(text: str) -> str:
 
 
 def site_prose(text: str) -> str:
-    """Returns what stands between two blocks: without the fences around it, and without notes."""
+    """Return what stands between two blocks: without the fences around it, and without notes."""
     text = re.sub(r"\A```\n|```[^`\n]*\n\Z", "", text)
     return _ANY_NOTE.sub("", text).strip()
 
 
 def _split(body: str) -> str:
-    """Returns the blocks of commands and of outputs that a console block becomes."""
+    """Return the blocks of commands and of outputs that a console block becomes."""
     made: list[tuple[str, list[str]]] = []
     continued = False
     for line in body.splitlines():
@@ -155,7 +155,7 @@ def _fenced(kind: str, body: str) -> str:
 
 
 def named_commands(text: str) -> list[str]:
-    """Returns the ``dpft`` commands of a page's bash and console blocks, without comments.
+    """Return the ``dpft`` commands of a page's bash and console blocks, without comments.
 
     Those that a page shows being refused are not among them.
     """
@@ -172,7 +172,7 @@ def named_commands(text: str) -> list[str]:
 
 
 def commands_in(body: str) -> list[str]:
-    """Returns the commands of a console block, as they are pasted."""
+    """Return the commands of a console block, as they are pasted."""
     commands: list[str] = []
     for line in body.splitlines():
         if line.startswith("$ "):
@@ -183,7 +183,7 @@ def commands_in(body: str) -> list[str]:
 
 
 def prose_words(text: str) -> int:
-    """Returns how many words of its own a page has: without code, comments and tables."""
+    """Return how many words of its own a page has: without code, comments and tables."""
     text = re.sub(r"<!--.*?-->", "", _FENCE.sub("", text), flags=re.DOTALL)
     lines = [line for line in text.splitlines() if not line.startswith(("|", "#", "    "))]
     return len(re.findall(r"\w[\w'-]*", " ".join(lines)))
@@ -210,6 +210,6 @@ def _example(text: str, found: re.Match[str]) -> Example:
 
 
 def _notes(text: str, found: re.Match[str]) -> dict[str, str]:
-    """Returns what stands in the comments above a block."""
+    """Return what stands in the comments above a block."""
     above = _ABOVE.search(text[: found.start()])
     return dict(_NOTE.findall(above[1] if above else ""))

@@ -19,7 +19,7 @@ ROWS = {
 
 
 def figures() -> dict[str, str]:
-    """Returns the figures by their path below docs/."""
+    """Return the figures by their path below docs/."""
     measured = ratios(RESULTS.read_text())
     names = list(ROWS.values())
     times = [measured[row][0] for row in ROWS]
@@ -33,7 +33,7 @@ def figures() -> dict[str, str]:
 
 
 def ratios(text: str) -> dict[str, tuple[float, float]]:
-    """Returns time and memory of each row of the first table.
+    """Return time and memory of each row of the first table.
 
     Raises:
         KeyError: A row that a figure shows is not there.

@@ -22,7 +22,7 @@ Imports = dict[str, set[str]]
 
 @cache
 def imported_modules(source: str) -> set[str]:
-    """Returns every module a source names, inside functions and through importlib too."""
+    """Return every module a source names, inside functions and through importlib too."""
     modules: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -40,7 +40,7 @@ def imported_modules(source: str) -> set[str]:
 
 
 def imports_between_rooms() -> Imports:
-    """Returns the rooms that each room imports, by whatever import."""
+    """Return the rooms that each room imports, by whatever import."""
     package = ROOT / "dpft"
     rooms = sorted(path.parent.name for path in package.glob("*/__init__.py"))
     found: Imports = {room: set() for room in rooms}
@@ -54,7 +54,7 @@ def imports_between_rooms() -> Imports:
 
 
 def rows(imports: Imports) -> list[list[str]]:
-    """Returns the rooms from the highest to the lowest row.
+    """Return the rooms from the highest to the lowest row.
 
     Raises:
         ValueError: Rooms import each other in a circle.
@@ -80,7 +80,7 @@ def rows(imports: Imports) -> list[list[str]]:
 
 
 def arrows(imports: Imports) -> list[tuple[str, str]]:
-    """Returns the imports that no way over other rooms implies."""
+    """Return the imports that no way over other rooms implies."""
     below: Imports = {}
 
     def reached(room: str) -> set[str]:
@@ -97,7 +97,7 @@ def arrows(imports: Imports) -> list[tuple[str, str]]:
 
 
 def picture(imports: Imports) -> str:
-    """Returns the SVG."""
+    """Return the SVG."""
     places: dict[str, tuple[float, float]] = {}
     levels = rows(imports)
     for row, level in enumerate(levels):

@@ -19,13 +19,13 @@ STOP_WORDS = {"a", "and", "by", "for", "in", "is", "of", "on", "or", "the", "to"
 
 
 def words_of(text: str) -> list[str]:
-    """Returns the words of a title or a text of the index, lower case, with their punctuation."""
+    """Return the words of a title or a text of the index, lower case, with their punctuation."""
     plain = html.unescape(re.sub(r"<[^>]*>", " ", text))
     return [word for word in re.split(r"[\s\-]+", plain.lower()) if word]
 
 
 def first_hits(entries: Sequence[Mapping[str, Any]], query: str, number: int = 3) -> list[str]:
-    """Returns the locations of the best pages for a query, each page once, best first.
+    """Return the locations of the best pages for a query, each page once, best first.
 
     Args:
         entries: What ``search_index.json`` has under ``docs``.

@@ -20,7 +20,7 @@ WIDTH = 118
 
 
 def demo_lines() -> list[str]:
-    """Returns what `make demo` prints at its end."""
+    """Return what `make demo` prints at its end."""
     with tempfile.TemporaryDirectory(prefix="dpft-demo-") as folder:
         done = subprocess.run(
             [sys.executable, "-m", "dpft", *COMMAND],
@@ -30,7 +30,7 @@ def demo_lines() -> list[str]:
 
 
 def draw(lines: Sequence[str]) -> str:
-    """Returns the lines below their command as an SVG of a terminal, wrapped at its width."""
+    """Return the lines below their command as an SVG of a terminal, wrapped at its width."""
     from rich.console import Console
     from rich.text import Text
 

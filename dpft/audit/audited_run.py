@@ -229,7 +229,7 @@ def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list
     key = read_secrets(run.folder).audit_key
     if not key:
         logger.warning(
-            "whether %s holds the run's own canaries is not checked without %s, which is gone",
+            "canaries of %s not checked: %s does not exist",
             run.folder / CANARIES,
             run.folder / AUDIT_KEY,
         )
@@ -252,7 +252,7 @@ def planned_trade_off(folder: Path) -> TradeOff | None:
     """
     if not checkpoints(folder / CHECKPOINTS):
         logger.warning(
-            "%s is gone, and the plan with it: nothing is held against the plan's own curve",
+            "no comparison with the plan's own curve: %s has no checkpoint with the plan",
             folder / CHECKPOINTS,
         )
         return None
@@ -298,8 +298,7 @@ def _trained_places(
         _check_fingerprint(run, encoded.rows, encoded.units)
     else:  # The fingerprint covers the canaries, too.
         logger.warning(
-            "whether the training records are those of the run is not checked without %s, which is"
-            " gone",
+            "training records not compared with those of the run: %s does not exist",
             run / CANARIES,
         )
     return {at: rows for at, rows in encoded.trained_on().items() if at < len(data.examples)}
@@ -310,8 +309,7 @@ def _check_fingerprint(run: Path, rows: EncodedRows, units: list[list[int]] | No
     path = run / FINGERPRINT
     if not path.exists():
         logger.warning(
-            "whether the training records are those of the run is not checked by %s, which is gone",
-            path,
+            "training records not compared with those of the run: %s does not exist", path
         )
         return
     try:

@@ -57,14 +57,14 @@ def recorded_job(config: DictConfig, words: Sequence[str] = ()) -> Iterator[None
 
 
 def composed_job() -> Composed:
-    """Returns what the running job was started with."""
+    """Return what the running job was started with."""
     job = _job.get()
     assert job is not None, "only a job of recorded_job has been started with anything"
     return job
 
 
 def run_folder() -> Path:
-    """Returns the folder Hydra gave the running job, absolute."""
+    """Return the folder Hydra gave the running job, absolute."""
     return Path(HydraConfig.get().runtime.output_dir)
 
 
@@ -89,32 +89,32 @@ class Subcommand:
     """Makes of what was composed, and of the words, what is run; None: the composed values are."""
 
     def load(self, config: DictConfig, words: Words) -> Any:
-        """Returns what ``run`` is given."""
+        """Return what ``run`` is given."""
         if self.configuration is not None:
             return self.configuration(config, words)
         return load(config, self.config)
 
     def keys(self, name: str) -> set[str]:
-        """Returns the keys that its configuration takes by default, and its groups."""
+        """Return the keys that its configuration takes by default, and its groups."""
         folders = [config_directory()]
         command = composed_command(name, [], self.config, folders=folders)
         composed = command.keys()
         return {*known_keys(self.config), *command.choices, *(key.name for key in composed)}
 
     def help(self, name: str, words: Sequence[str], flags: Sequence[str]) -> str:
-        """Returns the text of ``--help``, of all or of the groups and keys that words name."""
+        """Return the text of ``--help``, of all or of the groups and keys that words name."""
         own = get_args_parser().parse_args(flags).config_dir
         folders = [config_directory(), *([] if own is None else [Path(own).absolute()])]
         return command_help(name, words, self.config, folders=folders)
 
 
 def subcommand(name: str) -> Subcommand:
-    """Returns the subcommand of a name, what it needs imported now."""
+    """Return the subcommand of a name, what it needs imported now."""
     return _SUBCOMMANDS[name]()
 
 
 def _train() -> Subcommand:
-    """Returns ``dpft train``, which starts its own processes where ``launch`` says so."""
+    """Return ``dpft train``, which starts its own processes where ``launch`` says so."""
     from dpft.commands.overrides import checked_overrides, train_configuration
     from dpft.config.schema import TrainCommand
     from dpft.parallel.parallel_config import check_start
@@ -217,7 +217,7 @@ def _tokenizer() -> Subcommand:
     from dpft.config.schema import TokenizerCommand
 
     def expand(overrides: list[str]) -> list[str]:
-        """Returns ``privacy=none``, as other commands have it, as a key of this one."""
+        """Return ``privacy=none``, as other commands have it, as a key of this one."""
         return ["privacy.name=none" if word == "privacy=none" else word for word in overrides]
 
     def run(command: TokenizerCommand) -> None:
@@ -391,7 +391,7 @@ OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper
 
 
 def words_of_processes(command: "TrainCommand") -> list[str]:
-    """Returns the words of ``dpft`` for each process of the running job, in the job's folder.
+    """Return the words of ``dpft`` for each process of the running job, in the job's folder.
 
     Args:
         command: What the job's own words were made into.
@@ -410,7 +410,7 @@ def words_of_processes(command: "TrainCommand") -> list[str]:
 
 
 def passed_on(words: Sequence[str]) -> list[str]:
-    """Returns the words that are for the processes, too.
+    """Return the words that are for the processes, too.
 
     >>> passed_on(["task=e2e", "launch=local", "launch.processes=2", "hydra.run.dir=a"])
     ['task=e2e']
@@ -420,7 +420,7 @@ def passed_on(words: Sequence[str]) -> list[str]:
 
 
 def _folder(resume: str | None) -> Path:
-    """Returns the folder that Hydra made, or the one that ``resume`` names."""
+    """Return the folder that Hydra made, or the one that ``resume`` names."""
     return run_folder() if resume in (None, AUTO) else Path(resume)
 
 

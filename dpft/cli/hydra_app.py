@@ -80,7 +80,7 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
 
 
 def refuse_bare_words(name: str, overrides: Sequence[str], keys: Keys) -> None:
-    """Refuses words without a key, or with blanks around the equals sign."""
+    """Reject words without a key, or with blanks around the equals sign."""
     for place, word in enumerate(overrides):
         cut = _cut_word(overrides[place : place + 3])
         if cut is not None:
@@ -109,7 +109,7 @@ def refuse_bare_words(name: str, overrides: Sequence[str], keys: Keys) -> None:
 
 
 def _cut_word(words: Sequence[str]) -> tuple[str, str] | None:
-    """Returns what a shell has cut at blanks around the equals sign, as written and as meant."""
+    """Return what a shell has cut at blanks around the equals sign, as written and as meant."""
     first, second, third = [*words, "", ""][:3]
     key = first.removesuffix("=")
     if not key or "=" in key:
@@ -122,7 +122,7 @@ def _cut_word(words: Sequence[str]) -> tuple[str, str] | None:
 
 
 def refuse_shared_sweep(name: str, overrides: Sequence[str], flags: Sequence[str]) -> None:
-    """Refuses several runs in processes that share one."""
+    """Reject several runs in processes that share one."""
     there = world()
     if there is None or there.size == 1:
         return
@@ -204,11 +204,11 @@ def name_the_cost(sweep: Path, job_folders: Sequence[Path]) -> None:
         print("privacy: all searches of this sweep cost the sum of their epsilons and deltas.")
     elif any((folder / LEDGER).exists() for folder in job_folders):
         command = f"dpft account {in_shell('runs', os.path.relpath(sweep))}"
-        print(f"privacy: each run spent its own epsilon; what all of them cost: {command}")
+        print(f"privacy: each run spent its own epsilon. For the total cost, run: {command}")
 
 
 def split_arguments(name: str, arguments: Sequence[str], keys: Keys) -> tuple[list[str], list[str]]:
-    """Returns Hydra's flags (with their values) and the overrides, each in order.
+    """Return Hydra's flags (with their values) and the overrides, each in order.
 
     Raises:
         InputError: A flag is none of Hydra's, or asks for a configuration to be unpickled from

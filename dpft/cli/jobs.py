@@ -89,7 +89,7 @@ def exit_code_noted(outcome: ExitStatus, command: str) -> Iterator[None]:
 
 
 def swept_jobs(sweep: Path, command: str) -> list[SweptJob]:
-    """Returns the jobs of a sweep that one command started, by number."""
+    """Return the jobs of a sweep that one command started, by number."""
     paths = [path for path in (sweep / EXIT_CODES).glob("*.json") if path.stem.isdecimal()]
     ended = sorted(paths, key=lambda path: int(path.stem))
     return [
@@ -102,14 +102,14 @@ def swept_jobs(sweep: Path, command: str) -> list[SweptJob]:
 
 
 def say_where_jobs_speak(jobs: Sequence[SweptJob]) -> None:
-    """Says of jobs that failed, and did not speak here, where they say why."""
+    """Say of jobs that failed, and did not speak here, where they say why."""
     for job in jobs:
         if job.exit_code and job.log is not None:
             say(f"the job of {job.folder} ended with {job.exit_code} and says why in {job.log}")
 
 
 def lost_process(error: BrokenExecutor) -> RunError:
-    """Returns what to say where a launcher's process was killed, and others perhaps with it."""
+    """Return what to say where a launcher's process was killed, and others perhaps with it."""
     return RunError(
         f"The launcher of this sweep lost a process ({' '.join(str(error).split()) or 'killed'})."
         " Resume interrupted runs with dpft train resume=RUN, and if memory was short, run fewer at"
@@ -147,7 +147,7 @@ GRACE = 60.0
 
 @contextmanager
 def in_task() -> Iterator[SubmittedTask | None]:
-    """Yields this process's place in a job of submitit, set up as one process of the run.
+    """Yield this process's place in a job of submitit, set up as one process of the run.
 
     None where submitit did not start this process; nothing is set up then.
     """
@@ -202,7 +202,7 @@ def requeued_if_preempted(outcome: ExitStatus, task: SubmittedTask | None) -> It
 
 
 def launch_error(error: RuntimeError | ValueError) -> DpftError | None:
-    """Returns what to say of an error of submitit's launcher; None of any other error."""
+    """Return what to say of an error of submitit's launcher; None of any other error."""
     text = " ".join(str(error).split())
     if isinstance(error.__cause__, CalledProcessError) and _is_submitits(error):
         return InputError(
@@ -264,7 +264,7 @@ def note_root(folder: str) -> None:
 
 
 def sweep_folder() -> Path | None:
-    """Returns the folder of this command's sweep; None without a sweep."""
+    """Return the folder of this command's sweep; None without a sweep."""
     return _sweeps[-1] if _sweeps else None
 
 

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Does what one or more words ask for, and returns the exit code."""
+    """Do what one or more words ask for, and return the exit code."""
     if arguments[0] in ("--help", "-h", "help"):
         print(usage())
         return 0
@@ -78,7 +78,7 @@ def complete(arguments: Sequence[str]) -> int:
 
 
 def usage() -> str:
-    """Returns the text of ``dpft --help``."""
+    """Return the text of ``dpft --help``."""
     width = max(map(len, SUBCOMMANDS))
     commands = [f"  {name:<{width}}  {purpose}" for name, purpose in SUBCOMMANDS.items()]
     return "\n".join(

@@ -58,13 +58,13 @@ COMMON = 1
 
 
 def embeddings(model: "PreTrainedModel") -> nn.Embedding:
-    """Returns the table of what a model reads."""
+    """Return the table of what a model reads."""
     table: nn.Embedding = model.get_input_embeddings()  # type: ignore[assignment]
     return table
 
 
 def check_white_box(model: "PreTrainedModel") -> None:
-    """Refuses to hold steps against canaries where no step moves the embeddings of their words."""
+    """Reject to hold steps against canaries where no step moves the embeddings of their words."""
     if not embeddings(model).weight.requires_grad:
         raise InputError(
             "audit.white_box=true needs a method that trains the input embeddings, such as"
@@ -76,7 +76,7 @@ def check_white_box(model: "PreTrainedModel") -> None:
 
 
 def summed_gradients(model: "PreTrainedModel", batches: Sequence[Batch]) -> list[Tensor]:
-    """Returns the sum of the canaries' gradients in each table; nothing of it depends on a coin."""
+    """Return the sum of the canaries' gradients in each table; nothing of it depends on a coin."""
     moved = tables(model)
     sums = [torch.zeros_like(table) for table in moved]
     with evaluation_mode(model), torch.enable_grad():
@@ -88,7 +88,7 @@ def summed_gradients(model: "PreTrainedModel", batches: Sequence[Batch]) -> list
 
 
 def common_directions(rows: Tensor) -> Tensor:
-    """Returns the direction in which rows differ most, shape (1, d).
+    """Return the direction in which rows differ most, shape (1, d).
 
     Every text makes every word less likely, by the chance that the model gives it there, so that
     all words' embeddings move along one direction, each by another length. That is a thousand
@@ -100,13 +100,13 @@ def common_directions(rows: Tensor) -> Tensor:
 
 
 def remove_common_directions(rows: Tensor, common: Tensor) -> Tensor:
-    """Returns rows without their mean and without what lies along common directions."""
+    """Return rows without their mean and without what lies along common directions."""
     centered = rows - rows.mean(dim=0)
     return centered - centered @ common.T @ common
 
 
 def own_lengths(rows: Sequence[Tensor], owners: Tensor, canaries: int) -> Tensor:
-    """Returns the norm of each canary's gradient in the embeddings of its own words, shape (m,).
+    """Return the norm of each canary's gradient in the embeddings of its own words, shape (m,).
 
     Rows are of each table the summed gradients of these words, in which hardly anything comes of
     other canaries once the common part is taken away; owners are the numbers of their canaries.
@@ -118,7 +118,7 @@ def own_lengths(rows: Sequence[Tensor], owners: Tensor, canaries: int) -> Tensor
 
 
 def tables(model: "PreTrainedModel") -> list[nn.Parameter]:
-    """Returns the embeddings that train, of what is read and what is written; tied ones once."""
+    """Return the embeddings that train, of what is read and what is written; tied ones once."""
     trainable_tables: dict[nn.Parameter, None] = {}
     for module in (embeddings(model), model.get_output_embeddings()):
         weight = getattr(module, "weight", None)
@@ -128,7 +128,7 @@ def tables(model: "PreTrainedModel") -> list[nn.Parameter]:
 
 
 def owners_of(batches: Sequence[Batch], tokens: int) -> Tensor:
-    """Returns of each token the number of the row that alone reads it, or -1, shape (tokens,)."""
+    """Return of each token the number of the row that alone reads it, or -1, shape (tokens,)."""
     owners = torch.full((tokens,), -1)
     rows = [set(_read(batch, row)) for batch in batches for row in range(len(batch))]
     counts = Counter(token for row in rows for token in row)
@@ -158,7 +158,7 @@ class StepScores:
 
 
 def read_white_box(folder: Path, *, canaries: int, steps: int) -> StepScores:
-    """Returns the scores of a run."""
+    """Return the scores of a run."""
     path = folder / WHITE_BOX
     by_step = {line.step: line for line, _ in step_lines(path)}
     if set(by_step) != set(range(1, steps + 1)):
@@ -180,7 +180,7 @@ def read_white_box(folder: Path, *, canaries: int, steps: int) -> StepScores:
 
 
 def sums(scores: StepScores) -> list[float]:
-    """Returns the sum of each canary's scores, shape (m,).
+    """Return the sum of each canary's scores, shape (m,).
 
     Each step counts by how little its scores vary, which tells of no coin: where they vary much,
     it is for what canaries differ in anyway.
@@ -190,7 +190,7 @@ def sums(scores: StepScores) -> list[float]:
 
 
 def differences(scores: StepScores) -> list[float]:
-    """Returns how far each canary's scores at two steps in a row are apart, shape (m,).
+    """Return how far each canary's scores at two steps in a row are apart, shape (m,).
 
     Where both steps had the same noise it is gone, and what is left are the canaries that joined
     one of them alone. Squares are added up, each pair of steps by how little its differences vary:
@@ -209,7 +209,7 @@ def _centered_scores(rows: Tensor) -> Tensor:
 
 
 def step_lines(path: Path) -> Iterator[tuple[WhiteBoxLine, str]]:
-    """Yields each step's scores, with its line; none of a line that was never ended."""
+    """Yield each step's scores, with its line; none of a line that was never ended."""
     if not path.exists():
         return
     *lines, _ = path.read_text(encoding="utf-8").split("\n")
@@ -256,24 +256,24 @@ class WhiteBoxListener:
     path: Path
 
     def begin(self, step: int) -> None:
-        """Forgets the scores of steps that will be taken again."""
+        """Forget the scores of steps that will be taken again."""
         kept = [line for scores, line in step_lines(self.path) if scores.step <= step]
         write_text(self.path, "".join(f"{line}\n" for line in kept), mode=0o600)
 
     def after_step(self, public: PublicStep) -> None:
-        """Adds the scores of a step; where that fails the run goes on, and an audit will say so."""
+        """Add the scores of a step; where that fails the run goes on, and an audit will say so."""
         try:
             noisy = self.noisy_rows()
             scores = {"now": _written(self.scores(noisy)), "before": _written(self.before(noisy))}
         except RuntimeError as error:
-            logger.warning("audit.white_box: no scores of step %d: %s", public.step, error)
+            logger.warning("audit.white_box: step %d not scored: %s", public.step, error)
             return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": public.step, **scores}) + "\n")
 
     @torch.no_grad()
     def noisy_rows(self) -> list[Tensor]:
-        """Returns the noisy gradient of the canaries' own words, shape (n, d) of each table.
+        """Return the noisy gradient of the canaries' own words, shape (n, d) of each table.
 
         What all their rows have in common is taken away, since that says nothing of one canary.
         """
@@ -288,7 +288,7 @@ class WhiteBoxListener:
 
     @torch.no_grad()
     def scores(self, noisy: Sequence[Tensor]) -> Tensor:
-        """Returns the inner product of the noisy gradient with each canary's own, over its norm.
+        """Return the inner product of the noisy gradient with each canary's own, over its norm.
 
         Both are of the embeddings of the canary's own words. It is what the canary's loss makes of
         these embeddings moved along the noisy gradient, there and back, so that nothing runs
@@ -319,7 +319,7 @@ class WhiteBoxListener:
 
     @torch.no_grad()
     def before(self, noisy: Sequence[Tensor]) -> Tensor:
-        """Returns the inner product with the gradient that a canary had before training.
+        """Return the inner product with the gradient that a canary had before training.
 
         As ``scores``, along the same direction at every step: noise that two steps have in common
         is the same number in both.
@@ -332,7 +332,7 @@ class WhiteBoxListener:
 
 
 def losses_of(model: "PreTrainedModel", batches: Sequence[Batch]) -> Tensor:
-    """Returns each canary's loss, shape (m,), float64, on the CPU."""
+    """Return each canary's loss, shape (m,), float64, on the CPU."""
     with evaluation_mode(model):
         return torch.cat([per_example_losses(model, batch).double().cpu() for batch in batches])
 
@@ -345,7 +345,7 @@ def white_box(
     device: torch.device,
     path: Path,
 ) -> WhiteBoxListener:
-    """Returns the listener that holds a run's steps against its canaries."""
+    """Return the listener that holds a run's steps against its canaries."""
     coins = [canary for canary in canaries if canary.kind == COIN]
     encoded = encoding.rows([canary.record(task) for canary in coins])
     pieces = [encoded[at : at + TOGETHER] for at in range(0, len(encoded), TOGETHER)]
@@ -354,7 +354,7 @@ def white_box(
 
 
 def listener_of(model: "PreTrainedModel", batches: Sequence[Batch], path: Path) -> WhiteBoxListener:
-    """Returns who holds steps against the canaries of some batches, on the model's device."""
+    """Return who holds steps against the canaries of some batches, on the model's device."""
     table = embeddings(model).weight
     owners = owners_of(batches, len(table)).to(table.device)
     tokens = (owners >= 0).nonzero().flatten()

@@ -158,15 +158,14 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
         task: The run's task.
     """
     short, record = _relative(folder), read_finished_run(folder)
-    tables, left_out = score_tables(record.evaluations), []
+    tables, skipped = score_tables(record.evaluations), list[str]()
     if (folder / DATA_SUMMARY).exists():  # a search has none
-        told = f"what was left out, cut and held out is in {short / DATA_SUMMARY} (private)"
-        left_out = [f"records: {told}"]
+        skipped = [f"data: {short / DATA_SUMMARY} (private: skipped, cut and held-out records)"]
     return [
         f"trained: {_trained(record)}",
         f"privacy: {_promise(record.privacy)}",
         *(f"scores: {_scores(table, short)}" for table in tables),
-        *left_out,
+        *skipped,
         f"report: {short / REPORT}, {short / PAGE}",
         *(f"warning: {note}" for note in _if_nothing_was_learned(record)),
         *(f"next: dpft {words}" for words in _next(short, task, tables)),
@@ -198,7 +197,7 @@ def _if_nothing_was_learned(record: RunRecord) -> list[str]:
 
 
 def _majority(predictions: Path) -> float | None:
-    """Returns the share of the most frequent right answer in a file; None: it does not say."""
+    """Return the share of the most frequent right answer in a file; None: it does not say."""
     if not predictions.is_file():
         return None
     answers: Counter[str] = Counter()
@@ -224,7 +223,7 @@ def _trained(record: RunRecord) -> str:
 
 
 def _promise(privacy: RunPrivacy) -> str:
-    """Returns epsilon with all that it means nothing without, or that there is none."""
+    """Return epsilon with all that it means nothing without, or that there is none."""
     if isinstance(privacy, OpenRun) or not privacy.private:
         return headline(privacy).replace("*", "").replace("`", "")
     lines = headline_of(
@@ -258,7 +257,7 @@ def _score(name: str, values: Sequence[float | None]) -> str:
 
 
 def _next(folder: Path, task: Task, tables: Sequence[ScoreTable]) -> list[str]:
-    """Returns the commands that go on from here, as a shell reads them."""
+    """Return the commands that go on from here, as a shell reads them."""
     run = in_shell("run", folder)
     scored = any(table.rows or table.hidden for table in tables)
     # A single file was trained on as a whole: other records have to be named.
@@ -280,7 +279,7 @@ def report(
     ledger: LedgerRecord | None,
     curve: EpsilonCurve | None = None,
 ) -> RunRecord:
-    """Writes predictions, metrics, the privacy record and the report.
+    """Write predictions, metrics, the privacy record and the report.
 
     All steps of the plan were taken; ``ledger`` is that of a private run, and
     ``curve`` its epsilon over the steps.

@@ -88,7 +88,7 @@ def evaluate(
                 )
                 if trained_model.has_random_head(config.task):
                     logger.warning(
-                        "the checkpoint has no trained classification head: a random one is scored"
+                        "the checkpoint has no trained classification head; scoring a random one"
                     )
                 scored = records_to_score(config, encoding.check)
                 device = own_device(config.train.prepare(), ranks)
@@ -199,9 +199,9 @@ def _warn_of_replaced_scores(folder: Path, evaluations: Sequence[Evaluation]) ->
     old = {(entry.task, entry.split, entry.stage) for entry in read_evaluations(folder)}
     for split in sorted({split for _, split, _ in new & old}):
         logger.warning(
-            "the run's scores and texts of split %s, and its report, are replaced; scores of other"
-            " records, or made with other settings of eval or decode, are not comparable with those"
-            " before training",
+            "replacing the run's scores and texts of split %s, and its report. Scores are only"
+            " comparable with those before training if the records and the settings of eval and"
+            " decode are the same.",
             split,
         )
 

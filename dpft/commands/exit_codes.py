@@ -38,7 +38,7 @@ class _KeptIn(str):
 
 
 def where(error: BaseException) -> str:
-    """Returns the traceback of an error and of those it came from, without their messages.
+    """Return the traceback of an error and of those it came from, without their messages.
 
     The last line names the file that has them, where ``crash_kept`` wrote one.
     """
@@ -54,7 +54,7 @@ def where(error: BaseException) -> str:
 
 @contextmanager
 def crash_kept(folder: Path) -> Iterator[None]:
-    """Keeps the whole traceback of a crash in the block for the owner alone, and lets it pass.
+    """Keep the whole traceback of a crash in the block for the owner alone, and lets it pass.
 
     Nothing is kept before records were read, nor what an inner block has kept already.
 
@@ -86,7 +86,7 @@ def _kept_in(error: BaseException) -> list[_KeptIn]:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Returns an error and those it came from, the last first, as Python would show them."""
+    """Return an error and those it came from, the last first, as Python would show them."""
     chain = [error]
     while True:
         last = chain[-1]

@@ -214,8 +214,8 @@ def write_whole_model(
     model: Any = saved.method.merge(trained_model.load(head, dequantizes=True))
     if saved.model.is_quantized:
         logger.info(
-            "the base's weights are exported in float32, of the values that model.quantization=%s"
-            " gave them: about %d times the size that it trained at",
+            "exporting the base model's quantized weights (%s) in float32: about %d times their"
+            " size during training",
             *(saved.model.quantization, 8 if saved.model.quantization == "nf4" else 4),
         )
     if isinstance(model, PooledClassifier):

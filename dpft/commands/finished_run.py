@@ -82,7 +82,7 @@ class Run:
         return self.folder / REPORT
 
     def load_model(self) -> PreTrainedModel:
-        """Returns the trained model on the CPU, in eval mode.
+        """Return the trained model on the CPU, in eval mode.
 
         Raises:
             InputError: The model, or the base of what trained, cannot be found.
@@ -94,7 +94,7 @@ class Run:
         return model
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Returns the tokenizer that the run trained with.
+        """Return the tokenizer that the run trained with.
 
         Raises:
             InputError: It cannot be found.
@@ -109,7 +109,7 @@ class Run:
         return trained_model_of_run(self.folder, self.config)
 
     def __fspath__(self) -> str:
-        """Returns the folder, so that a run can be given wherever a folder can."""
+        """Return the folder, so that a run can be given wherever a folder can."""
         return str(self.folder)
 
     def __repr__(self) -> str:
@@ -121,7 +121,7 @@ class Run:
         return f"Run({str(self.folder)!r}, {bound}, unit={stated.plan.unit!r})"
 
     def _repr_markdown_(self) -> str:
-        """Returns what a notebook shows of the run."""
+        """Return what a notebook shows of the run."""
         config, stated = self.record.config, self.record.privacy
         rows = [("trained", f"{model_title(config, stated)} on {data_name(config.task)}")]
         if is_promised(stated):
@@ -142,7 +142,7 @@ class Run:
 
 
 def open_run(folder: "str | Path | Run") -> Run:
-    """Returns the run in a folder, its training ended and its report written.
+    """Return the run in a folder, its training ended and its report written.
 
     Raises:
         InputError: There is none, it has not ended, or it has a symbolic link in it.

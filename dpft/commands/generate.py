@@ -62,7 +62,7 @@ class GeneratedTexts:
         return [record for record in self.records if record is not None]
 
     def unparsed(self, prompts: Sequence[Prompt]) -> list[Record]:
-        """Returns the texts that are no rows, each with the prompt's columns where it has any."""
+        """Return the texts that are no rows, each with the prompt's columns where it has any."""
         answers = zip(prompts, self.texts, self.records, strict=True)
         return [
             {"text": text} | ({"prompt": dict(row)} if row else {})
@@ -137,7 +137,7 @@ def generate(config: GenerateConfig) -> GeneratedFiles:
 
 
 def generated_task(config: GenerateConfig, trained: Task) -> TextTask:
-    """Returns the task whose texts are written: the run's, or that of its whole records for num.
+    """Return the task whose texts are written: the run's, or that of its whole records for num.
 
     Raises:
         InputError: It writes no texts, or no whole records and ``num`` is given, or what says what
@@ -177,7 +177,7 @@ def generated_task(config: GenerateConfig, trained: Task) -> TextTask:
 
 
 def prompts_of(config: GenerateConfig, task: TextTask, check: Check = accept_all) -> list[Prompt]:
-    """Returns what the model goes on from: the user's prompts, or nothing ``num`` times.
+    """Return what the model goes on from: the user's prompts, or nothing ``num`` times.
 
     ``check`` raises ``InputError`` for a prompt that the model cannot read.
 
@@ -207,7 +207,7 @@ def source_of_prompts(config: GenerateConfig, trained: Task) -> Prompts:
 
 
 def new_files(folder: Path, to: str | None, task: TextTask) -> GeneratedFiles:
-    """Returns the files to write, in the run's folder ``generated`` unless ``to`` names another.
+    """Return the files to write, in the run's folder ``generated`` unless ``to`` names another.
 
     Raises:
         InputError: One is there, or cannot be made, or ``to`` ends in no format, or in one that
@@ -261,7 +261,7 @@ def generate_texts(
     prompts: Sequence[Prompt],
     ranks: Ranks = ALONE,
 ) -> GeneratedTexts:
-    """Returns what the model writes after each prompt, with a bar on a terminal.
+    """Return what the model writes after each prompt, with a bar on a terminal.
 
     The processes share the prompts; each of them has what all have written.
     """
@@ -308,7 +308,7 @@ def write_generated(
     prompts: Sequence[Prompt],
     source: Prompts,
 ) -> None:
-    """Writes the files, the statement first: no records lie there without it.
+    """Write the files, the statement first: no records lie there without it.
 
     Records are no more open to other users than the prompts that stand in them, and how many of
     a user's prompts have become rows the statement does not say.
@@ -345,20 +345,20 @@ def _mode(config: GenerateConfig, source: Prompts) -> int:
 
 
 def _name_of(run: Path) -> str:
-    """Returns a run's name, such as DATE/TIME: the records may go where this machine is unknown."""
+    """Return a run's name, such as DATE/TIME: the records may go where this machine is unknown."""
     return "/".join(run.parts[-2:]) if run.is_absolute() else str(run)
 
 
 def _log_outcome(task: TextTask, files: GeneratedFiles, texts: GeneratedTexts) -> None:
-    """Logs how many texts are rows, at once and in the end, and where they and the others are."""
+    """Log how many texts are rows, at once and in the end, and where they and the others are."""
     total, first, last = len(texts.texts), texts.unread[0], texts.unread[-1]
     if task.written_columns:
         columns = ", ".join(task.written_columns)
-        said = f"texts: {total - first} of {total} read as {columns} at once"
+        said = f"texts: {total - first} of {total} contain {columns} at the first attempt"
         retries = len(texts.unread) - 1
         if retries:
             said += f", {total - last} after {retries} {'retry' if retries == 1 else 'retries'}"
-        said += f"; the other {last} are in {files.unparsed}" if last else ""
+        said += f"; {last} invalid texts: {files.unparsed}" if last else ""
         logger.info("%s", said)
     if not texts.rows:
         raise RunError(
@@ -366,4 +366,4 @@ def _log_outcome(task: TextTask, files: GeneratedFiles, texts: GeneratedTexts) -
             f" {files.unparsed}. Train longer or with less noise, or allow longer texts with"
             " decode.max_new_tokens."
         )
-    logger.info("records: %s, what they cost: %s", files.records, files.statement)
+    logger.info("records: %s; privacy statement: %s", files.records, files.statement)

@@ -157,7 +157,7 @@ def check_ended(
 def resumed_configuration(
     folder: str, composed: Mapping[str, Any], overridden: Iterable[str]
 ) -> TrainCommand:
-    """Returns the configuration of a run that goes on, with what may change.
+    """Return the configuration of a run that goes on, with what may change.
 
     Args:
         folder: The run's.
@@ -200,7 +200,7 @@ def resumed_configuration(
 
 
 def kept_here(model: ModelConfig, folder: Path) -> ModelConfig:
-    """Returns a model that a run keeps, at the path it has now: the folder may have been moved."""
+    """Return a model that a run keeps, at the path it has now: the folder may have been moved."""
     kept = folder / BASE_MODEL
     is_kept = is_base_model(model.path or "") and kept.is_dir()
     return model.replace(path=str(kept)) if is_kept else model
@@ -209,7 +209,7 @@ def kept_here(model: ModelConfig, folder: Path) -> ModelConfig:
 def restored_plan(
     config: TrainConfig, resume_point: ResumePoint, count_units: Callable[[], int]
 ) -> RunPlan:
-    """Returns the plan that a run was bound to, once its configuration is known to say the same.
+    """Return the plan that a run was bound to, once its configuration is known to say the same.
 
     The noise multiplier is the one that was calibrated then, on whatever machine.
 
@@ -261,7 +261,7 @@ def restored_plan(
 
 
 def _of_plan(config: MechanismConfig, bound: Mechanism) -> MechanismConfig:
-    """Returns what chooses the mechanism of a plan: another machine may round it apart."""
+    """Return what chooses the mechanism of a plan: another machine may round it apart."""
     same = type(bound) is config.makes
     if not same or (config.is_resolved and config.resolved(bound) != config):
         _refuse_edited(
@@ -280,7 +280,7 @@ def _refuse_edited(expected: str, got: str, *, key: str | None) -> NoReturn:
 
 
 def read_secrets(folder: Path) -> Secrets:
-    """Returns a run's keys."""
+    """Return a run's keys."""
     unit = _read_key(folder / UNIT_KEY)
     held_out = held_out_key(folder)[0] if (folder / HELD_OUT_KEY).exists() else None
     audit = _read_key(folder / AUDIT_KEY)
@@ -288,7 +288,7 @@ def read_secrets(folder: Path) -> Secrets:
 
 
 def check_same_records(folder: Path, training_set: TrainingSet) -> None:
-    """Refuses to go on with other records than the run began with."""
+    """Reject to go on with other records than the run began with."""
     path = folder / FINGERPRINT
     try:
         expected = read_model(path, Fingerprint)
@@ -309,14 +309,14 @@ def check_same_records(folder: Path, training_set: TrainingSet) -> None:
 
 
 def has_scores(folder: Path, stage: str) -> bool:
-    """Returns whether scores of that stage are there, those of private splits in private/."""
+    """Return whether scores of that stage are there, those of private splits in private/."""
     entries = [entry for entry in read_own_evaluations(folder) if entry.stage == stage]
     return bool(entries) and all(entry.examples is not None for entry in entries)
 
 
 @contextmanager
 def hint_of_resume(folder: Path) -> Iterator[None]:
-    """Says, when the block breaks off, how to go on with the run or the search in a folder.
+    """Say, when the block breaks off, how to go on with the run or the search in a folder.
 
     It says nothing where there is nothing to go on, nor where the folder was refused as corrupted:
     the refusal says what to do.
@@ -372,7 +372,7 @@ def _check_may_change(key: str, saved: dict[str, Any]) -> None:
 
 
 def _has_privacy_key(key: str, saved: Mapping[str, Any]) -> bool:
-    """Returns whether a key means anything to a run: without noise it does where that clips."""
+    """Return whether a key means anything to a run: without noise it does where that clips."""
     if saved["name"] != "none":
         return True
     return key.partition(".")[2] in saved and saved.get("max_grad_norm") is not None
@@ -402,8 +402,8 @@ def automatically_resumed(command: TrainCommand, folder: Path) -> TrainCommand:
     if not (has_begun(folder) or (is_open and checkpoints(folder / CHECKPOINTS))):
         if was_restarted():
             logger.warning(
-                "this start is a restart, but %s contains no run, so a second run begins. Use a"
-                " folder on a disk that all machines share.",
+                "the scheduler restarted this job, but %s contains no run, so a second run begins."
+                " Use a folder on a disk that all machines share.",
                 folder,
             )
         return command.replace(resume=None)

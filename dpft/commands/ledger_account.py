@@ -68,12 +68,12 @@ class SpentRun:
 
 
 def histogram_steps(before: SpentBefore) -> Mapping[Noise, int]:
-    """Returns the one noisy step of a histogram that a plan names."""
+    """Return the one noisy step of a histogram that a plan names."""
     return {noise_of(before.mechanism): 1}
 
 
 def read_spent_of_synthesis(folder: str) -> SpentRun:
-    """Returns what a synthesis has spent, as its training's ledger has it; else as ``read_spent``.
+    """Return what a synthesis has spent, as its training's ledger has it; else as ``read_spent``.
 
     Until that ledger has its first line, it is what the histogram's own has.
 
@@ -90,7 +90,7 @@ def read_spent_of_synthesis(folder: str) -> SpentRun:
 
 
 def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
-    """Returns what a run has spent, finished or not.
+    """Return what a run has spent, finished or not.
 
     Args:
         folder: The run's; of its files the ledger alone is needed.
@@ -139,7 +139,7 @@ def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
 
 
 def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
-    """Refuses a model in a run's folder that is not the one which its ledger says was released.
+    """Reject a model in a run's folder that is not the one which its ledger says was released.
 
     A run without privacy has no ledger, and nothing to compare with.
     """
@@ -166,7 +166,7 @@ def _why_no_ledger(folder: Path) -> Fault:
 
 
 def _is_open(folder: Path) -> bool:
-    """Returns whether a folder is of a run with ``privacy=none``."""
+    """Return whether a folder is of a run with ``privacy=none``."""
     asked = read_saved(folder / CONFIGURATION).get("privacy")
     return isinstance(asked, dict) and asked.get("name") == "none"
 
@@ -184,7 +184,7 @@ class FoundRuns:
 def find_ledgers(
     given: Sequence[str], *, leave_out: Sequence[str] = (), data_id: str | None = None
 ) -> FoundRuns:
-    """Returns every run with a ledger in some folders or below them, however deep.
+    """Return every run with a ledger in some folders or below them, however deep.
 
     Args:
         given: Folders of runs, or of many.
@@ -217,7 +217,7 @@ def find_ledgers(
             elif _is_open(run) and not (run / LEDGER).exists():
                 raise InputError(
                     f"runs must be private, but {str(run)!r} was trained with privacy=none, so no"
-                    " epsilon bounds it with the others. Leave it out if it was trained on other"
+                    " epsilon bounds it with the others. Remove it if it was trained on other"
                     " data.",
                     key="runs",
                     value=str(run),
@@ -250,7 +250,7 @@ def find_ledgers(
 
 
 def _runs_below(folder: Path) -> tuple[list[Path], list[str]]:
-    """Returns the run in a folder and all below it, by name, and the links that are not followed.
+    """Return the run in a folder and all below it, by name, and the links that are not followed.
 
     In a run's own folder only a further ledger is another run; those in its ``private/`` are of a
     search's trials, whose bound stands with the search.
@@ -274,12 +274,12 @@ def _runs_below(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def _by_numbers(run: Path) -> list[tuple[int, str]]:
-    """Returns what orders the runs of a sweep: 2 comes before 10."""
+    """Return what orders the runs of a sweep: 2 comes before 10."""
     return [(int(part) if part.isdecimal() else -1, part) for part in run.parts]
 
 
 def saved_run(folder: str) -> TrainConfig:
-    """Returns the configuration of a run whose training has ended.
+    """Return the configuration of a run whose training has ended.
 
     Raises:
         InputError: There is no such folder, it has a symbolic link in it, or its training has not

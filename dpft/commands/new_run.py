@@ -99,7 +99,7 @@ class Fingerprint(Versioned):
 
 
 def refuse_used_folder(folder: Path) -> None:
-    """Refuses a folder where privacy was spent, or with what was made of another run's model.
+    """Reject a folder where privacy was spent, or with what was made of another run's model.
 
     Raises:
         InputError: There is a ledger, or an earlier run whose model other commands made something
@@ -136,7 +136,7 @@ def refuse_used_folder(folder: Path) -> None:
 
 
 def has_begun(folder: Path) -> bool:
-    """Returns whether a run here may have taken a noisy step.
+    """Return whether a run here may have taken a noisy step.
 
     One that broke off before its first checkpoint was whole took none, and left a ledger that is
     empty, or has but the line that names the run.
@@ -155,7 +155,7 @@ def has_begun(folder: Path) -> bool:
 
 
 def start_anew(folder: Path) -> None:
-    """Removes what an earlier run of dpft left that took no noisy step here.
+    """Remove what an earlier run of dpft left that took no noisy step here.
 
     Its checkpoints would count as newer than this run's first one, its model would lie beside
     this run's ledger if this run broke off, and its canaries would seem to be this run's.
@@ -197,13 +197,13 @@ class Secrets:
 
 
 def fresh_secrets(config: TrainConfig) -> Secrets:
-    """Returns the keys of a run that begins; two of them are those of a test's seed, if any."""
+    """Return the keys of a run that begins; two of them are those of a test's seed, if any."""
     units, audit = (secret_key(name, config.privacy.noise_seed) for name in ("units", "audit"))
     return Secrets(unit_key=units, held_out_key=new_key(), audit_key=audit)
 
 
 def fingerprint_text(training_set: TrainingSet) -> str:
-    """Returns the private file by which a run will know its records again."""
+    """Return the private file by which a run will know its records again."""
     key = entropy.token_bytes(32)
     hmac = fingerprint(training_set.examples, training_set.units, key)
     return json_text(Fingerprint(key=key.hex(), hmac=hmac)) + "\n"
@@ -254,7 +254,7 @@ def write_begun(
     asked: str | None = None,
     starting_models: Sequence[StartingModel] = (),
 ) -> None:
-    """Writes down that the run in a folder begins today (UTC), and with which versions.
+    """Write down that the run in a folder begins today (UTC), and with which versions.
 
     ``asked`` tells the configuration that was asked for from any other; ``starting_models`` are
     what the model that it starts from has promised already.
@@ -272,13 +272,13 @@ def write_begun(
 
 
 def read_begun(folder: Path) -> BegunFile:
-    """Returns when and with what a run was begun; a run that is older says nothing."""
+    """Return when and with what a run was begun; a run that is older says nothing."""
     path = folder / BEGUN
     return read_model(path, BegunFile) if path.exists() else BegunFile()
 
 
 def origin(config: TrainConfig, begun: BegunFile) -> Origin:
-    """Returns what privacy.json says of a run's day, versions, model and data."""
+    """Return what privacy.json says of a run's day, versions, model and data."""
     path = config.model.path
     model_folder = config.model.folder if path and not is_base_model(path) else None
     return Origin(
@@ -290,7 +290,7 @@ def origin(config: TrainConfig, begun: BegunFile) -> Origin:
 
 
 def checked_out_commit(root: Path) -> str | None:
-    """Returns the commit of the git checkout in a folder, or None of none.
+    """Return the commit of the git checkout in a folder, or None of none.
 
     It has ``-dirty`` behind it where files differ from it.
     """
@@ -307,13 +307,13 @@ def checked_out_commit(root: Path) -> str | None:
 
 
 def digest_of(config: TrainConfig) -> str:
-    """Returns what tells a configuration from any other, as it was asked for."""
+    """Return what tells a configuration from any other, as it was asked for."""
     words = json.dumps(plain(config), sort_keys=True, default=str)
     return hashlib.sha256(words.encode()).hexdigest()
 
 
 def starting_models(model: ModelConfig) -> list[StartingModel]:
-    """Returns what each private training of a model guarantees its records, the last one first.
+    """Return what each private training of a model guarantees its records, the last one first.
 
     The guarantee of a run's model (``model.path``), or of an exported one, is computed from the
     ledger beside it; those of still earlier trainings are as its privacy.json recorded them.
@@ -323,8 +323,8 @@ def starting_models(model: ModelConfig) -> list[StartingModel]:
         return []
     if isinstance(read_privacy(folder / PRIVACY), PrivateRun) and not (folder / LEDGER).exists():
         logger.warning(
-            "%s has no %s beside it: the report will not state what was guaranteed when the model"
-            " was trained", folder / PRIVACY, LEDGER,
+            "%s has no %s next to it, so the report cannot state the guarantee of the starting"
+            " model", folder / PRIVACY, LEDGER,
         )  # fmt: skip
         return []
     record = privacy_of(folder)
@@ -350,7 +350,7 @@ def starting_models(model: ModelConfig) -> list[StartingModel]:
 
 
 def _run_beside(model: ModelConfig) -> Path | None:
-    """Returns the folder with the privacy.json of a model that dpft trained; None: there is none.
+    """Return the folder with the privacy.json of a model that dpft trained; None: there is none.
 
     It is the model's own folder, if it was exported, or that of the run.
     """

@@ -58,7 +58,7 @@ CLIPPING_NORMS = ("method.bitfit_max_grad_norm",)
 
 
 def with_task_of_run(overrides: list[str]) -> list[str]:
-    """Returns the overrides, with the task of the run that ``run=`` names chosen first."""
+    """Return the overrides, with the task of the run that ``run=`` names chosen first."""
     folder = given_text(overrides, "run")
     if folder is None:
         return overrides
@@ -66,7 +66,7 @@ def with_task_of_run(overrides: list[str]) -> list[str]:
 
 
 def with_model_of_path(overrides: list[str]) -> list[str]:
-    """Returns the overrides, with ``model=local`` first where only a folder is given.
+    """Return the overrides, with ``model=local`` first where only a folder is given.
 
     What a named model has besides its weights, such as targets of LoRA, is not the folder's.
     """
@@ -78,7 +78,7 @@ def with_model_of_path(overrides: list[str]) -> list[str]:
 
 
 def with_method_of_labels(overrides: list[str]) -> list[str]:
-    """Returns the overrides, with ``method=linear_probe`` first where labels of one's own need it.
+    """Return the overrides, with ``method=linear_probe`` first where labels of one's own need it.
 
     That is for a new head (``task.objective=cls``) on a pre-trained model, where neither a method
     nor a recipe is given: of the noise on every weight, hundreds or thousands of records learn
@@ -100,7 +100,7 @@ def with_method_of_labels(overrides: list[str]) -> list[str]:
 
 
 def inherit(config: Config, folder: str, sections: Sequence[str], words: Words) -> Config:
-    """Returns a configuration with the run's own sections, changed where an override says so.
+    """Return a configuration with the run's own sections, changed where an override says so.
 
     Args:
         config: As Hydra composed it; a dataclass with a field ``run``.
@@ -129,7 +129,7 @@ def inherit(config: Config, folder: str, sections: Sequence[str], words: Words) 
 
 
 def checked_overrides(overrides: list[str]) -> list[str]:
-    """Returns the overrides of train or plan, the model and the length that the user gave leading.
+    """Return the overrides of train or plan, the model and the length that the user gave leading.
 
     A recipe (``experiment=``) may set train.steps, which would silently win over train.epochs.
 
@@ -160,7 +160,7 @@ def checked_overrides(overrides: list[str]) -> list[str]:
 
 
 def without_recipes_promise(composed: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """Returns what Hydra composed, without a recipe's guarantee where privacy=none was chosen.
+    """Return what Hydra composed, without a recipe's guarantee where privacy=none was chosen.
 
     A private run is compared with ordinary training by the same recipe, and with its own clipped
     gradients without noise where an override gives a clipping norm: then the recipe's other words
@@ -192,7 +192,7 @@ SCORED = {"run", "model", "task", "predictions", "experiment"}
 
 
 def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
-    """Returns what was composed, or with ``resume=RUN`` what that run was begun with.
+    """Return what was composed, or with ``resume=RUN`` what that run was begun with.
 
     Raises:
         InputError: It is incomplete or wrong, or changes what a resumed run is bound to.
@@ -206,7 +206,7 @@ def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
 
 
 def tune_configuration(composed: DictConfig, words: Words) -> "TuneCommand":
-    """Returns what was composed, or with ``resume=RUN`` what that search was begun with.
+    """Return what was composed, or with ``resume=RUN`` what that search was begun with.
 
     Raises:
         InputError: It is incomplete or wrong, or ``resume`` comes with anything else.
@@ -228,7 +228,7 @@ def tune_configuration(composed: DictConfig, words: Words) -> "TuneCommand":
 
 
 def tokenizer_configuration(composed: DictConfig, words: Words) -> TokenizerCommand:
-    """Returns what was composed, or with ``resume=RUN`` what that run was begun with.
+    """Return what was composed, or with ``resume=RUN`` what that run was begun with.
 
     Raises:
         InputError: It is incomplete or wrong, or ``resume`` comes with more than a vocabulary.
@@ -262,7 +262,7 @@ def tokenizer_configuration(composed: DictConfig, words: Words) -> TokenizerComm
 
 
 def plan_configuration(composed: DictConfig, words: Words) -> PlanConfig:
-    """Returns what was composed, of a run that is only planned."""
+    """Return what was composed, of a run that is only planned."""
     return _of_recipe(composed, words, PlanConfig)
 
 
@@ -273,7 +273,7 @@ def _of_recipe(composed: DictConfig, words: Words, root: type[Config]) -> Config
 
 
 def evaluate_overrides(overrides: list[str]) -> list[str]:
-    """Returns the overrides, with the task of the run that ``run=`` names chosen first.
+    """Return the overrides, with the task of the run that ``run=`` names chosen first.
 
     Raises:
         InputError: There is no such run, or another model is given with it; or nothing says what
@@ -305,13 +305,13 @@ def evaluate_overrides(overrides: list[str]) -> list[str]:
 
 
 def evaluate_configuration(composed: DictConfig, words: Words) -> EvaluateConfig:
-    """Returns what is to be scored."""
+    """Return what is to be scored."""
     config = load(composed, EvaluateConfig)
     return config if config.run is None else inherit(config, config.run, OF_RUN, words)
 
 
 def generate_configuration(composed: DictConfig, words: Words) -> GenerateConfig:
-    """Returns what is to be written, texts as long as the run's unless a word says otherwise.
+    """Return what is to be written, texts as long as the run's unless a word says otherwise.
 
     Whole records are as long as those that were trained on.
     """

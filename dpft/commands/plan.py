@@ -184,7 +184,7 @@ def measure(config: PlanConfig, plan: RunPlan, ranks: PlannedRanks) -> MeasuredT
     elif ranks.device.type == "cpu" and num_parameters * length > MOST_ON_A_CPU:
         reason = "a single example takes too long on a CPU"
     if reason is not None:
-        logger.info("time: not measured, because %s", reason)
+        logger.info("time not measured: %s", reason)
         return None
     random_weights = ranks.architecture.model.replace(init="random")
     untrained = replace(ranks.architecture, model=random_weights)

@@ -39,7 +39,7 @@ APART = 1.0
 def batch_progress(
     doing: str = "", *, counts: bool = True, timed: bool = False, shown: bool = True
 ) -> Iterator[OnProgress]:
-    """Gives a function that moves a bar on a terminal, and elsewhere logs a few lines.
+    """Give a function that moves a bar on a terminal, and elsewhere logs a few lines.
 
     Args:
         doing: What the lines begin with.

@@ -71,7 +71,7 @@ IN_MEMORY = ("task.data_dir=null", f"task.source={MEMORY}")
 
 
 def checked_words(overrides: Sequence[str], rows: object) -> list[str]:
-    """Returns a caller's words, as a list.
+    """Return a caller's words, as a list.
 
     Args:
         overrides: ``key=value`` and ``group=option``.
@@ -108,14 +108,14 @@ def checked_words(overrides: Sequence[str], rows: object) -> list[str]:
 
 
 def memory_words(rows: object, resumed: str | None = None) -> tuple[str, ...]:
-    """Returns the words that have rows in memory read; a resumed run is bound to its source."""
+    """Return the words that have rows in memory read; a resumed run is bound to its source."""
     return () if rows is None or resumed is not None else IN_MEMORY
 
 
 def run_and_words(
     run: Folder | Sequence[str] | None, overrides: Sequence[str], rows: object, *, call: str
 ) -> list[str]:
-    """Returns the words of a call whose first argument is a run or, as for train, the words.
+    """Return the words of a call whose first argument is a run or, as for train, the words.
 
     ``call`` is how the function is called, for messages.
 
@@ -137,7 +137,7 @@ def run_and_words(
 
 
 def as_word(value: Any) -> str:
-    """Returns a number or a path as the value of a word."""
+    """Return a number or a path as the value of a word."""
     value = as_text(value)
     return str(value) if isinstance(value, int) else quoted(os.fspath(value))
 
@@ -151,12 +151,12 @@ class Command:
     load: Callable[[DictConfig, Words], Any]
 
     def compose(self, words: Sequence[str], folder: Folder | None = None) -> Composed:
-        """Returns what the words compose to, in a folder of the caller's where one is given."""
+        """Return what the words compose to, in a folder of the caller's where one is given."""
         place = [] if folder is None else [f"hydra.run.dir={quoted(os.fspath(folder))}"]
         return compose(self.name, [*words, *place], self.root)
 
     def place(self, words: list[str], folder: Folder | None, resumed: str | None) -> Path:
-        """Returns the folder of a run: the one given, the one it goes on in, or a new one."""
+        """Return the folder of a run: the one given, the one it goes on in, or a new one."""
         if folder is not None and resumed is not None:
             raise InputError(
                 f"at most one of resume and folder may be given, got both ({resumed}).",
@@ -178,7 +178,7 @@ GENERATE_COMMAND = Command("generate", GenerateConfig, generate_configuration)
 
 
 def as_text(value: Any) -> Any:
-    """Returns a setting with runs and paths as texts."""
+    """Return a setting with runs and paths as texts."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, list | tuple):
@@ -187,7 +187,7 @@ def as_text(value: Any) -> Any:
 
 
 def model_words(model: object, tokenizer: object, overrides: list[str], folder: Path) -> list[str]:
-    """Returns the words that choose a model given as an object; none where none is given.
+    """Return the words that choose a model given as an object; none where none is given.
 
     Raises:
         InputError: One comes without the other or is of another kind, or the words choose a model
@@ -228,7 +228,7 @@ def model_words(model: object, tokenizer: object, overrides: list[str], folder: 
 
 @contextmanager
 def kept_model(model: object, tokenizer: object, folder: Path) -> Iterator[None]:
-    """Keeps a model and its tokenizer in a run's folder, unless the run in the block is refused.
+    """Keep a model and its tokenizer in a run's folder, unless the run in the block is refused.
 
     Raises:
         InputError: Privacy was spent in the folder, or it cannot be written to.
@@ -284,7 +284,7 @@ class Generated:
 
 @contextmanager
 def _named_by_keys() -> Iterator[None]:
-    """Names what the block refuses by the keys of its caller's words (``in_keys``)."""
+    """Name what the block refuses by the keys of its caller's words (``in_keys``)."""
     try:
         yield
     except DpftError as error:
@@ -334,7 +334,7 @@ def tune(
     tokenizer: PreTrainedTokenizerBase | None = None,
     folder: Folder | None = None,
 ) -> Run:
-    """Searches for the best settings within one epsilon, as ``dpft tune`` does; returns the best.
+    """Search for the best settings within one epsilon, as ``dpft tune`` does; return the best.
 
     The arguments are those of ``train``.
 
@@ -349,7 +349,7 @@ def tune(
 
 @_named_by_keys()
 def plan(overrides: Sequence[str] = (), *, rows: Rows | Splits | None = None) -> Figures:
-    """Returns what ``train`` of these words would do and cost, as ``dpft plan`` says it.
+    """Return what ``train`` of these words would do and cost, as ``dpft plan`` says it.
 
     Args:
         overrides: As for ``train``; ``plan.measure=false`` omits the time.
@@ -376,7 +376,7 @@ def evaluate(
     rows: Rows | Splits | None = None,
     folder: Folder | None = None,
 ) -> list[Evaluation]:
-    """Scores a run's model, any other model, or a file of outputs, as ``dpft eval`` does.
+    """Score a run's model, any other model, or a file of outputs, as ``dpft eval`` does.
 
     Args:
         run: A run, or its folder; None: the overrides choose another model or ``predictions=``.
@@ -422,7 +422,7 @@ def generate(
     prompts: Folder | Rows | None = None,
     to: Folder | None = None,
 ) -> Generated:
-    """Writes synthetic records with a run's model, at no further epsilon, as ``dpft generate``.
+    """Write synthetic records with a run's model, at no further epsilon, as ``dpft generate``.
 
     Args:
         run: A run, or its folder; or the overrides, as for ``train``, with ``run=`` among them.
@@ -455,7 +455,7 @@ def generate(
 
 
 def account(overrides: Sequence[str] = (), **settings: Any) -> Figures:
-    """Returns epsilon from noise, noise from epsilon, or what runs spent, as ``dpft account``.
+    """Return epsilon from noise, noise from epsilon, or what runs spent, as ``dpft account``.
 
     Examples:
         >>> account(
@@ -506,7 +506,7 @@ def _carried_out(
     model: object,
     tokenizer: object,
 ) -> Run:
-    """Returns the run that train or tune makes of words and of what a command line cannot hold."""
+    """Return the run that train or tune makes of words and of what a command line cannot hold."""
     given = checked_words(overrides, rows)
     resumed = given_text(given, "resume")
     check_restarts(

@@ -44,7 +44,7 @@ ROWS = 3
 
 
 def processor(device: torch.device) -> tuple[str, ...]:
-    """Returns the names of what a process computes with, and how many threads it has."""
+    """Return the names of what a process computes with, and how many threads it has."""
     capability = torch.backends.cpu.get_cpu_capability()
     return device.type, device_name(device), capability, str(torch.get_num_threads())
 
@@ -57,7 +57,7 @@ def bits_of_a_gradient(
     precision: str,
     unsharded: Mapping[str, nn.Parameter] | None = None,
 ) -> str:
-    """Returns a hash of losses and gradients of synthetic records, in evaluation mode.
+    """Return a hash of losses and gradients of synthetic records, in evaluation mode.
 
     The model's gradients and mode stay as they are. Of one in shards ``unsharded`` is what bears
     its parameters' names while it runs.
@@ -87,7 +87,7 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "peft", "numpy")
 
 
 def check_alike(config: TrainConfig | EvaluateConfig | GenerateConfig, ranks: Ranks) -> None:
-    """Refuses processes of other code, or with another configuration."""
+    """Reject processes of other code, or with another configuration."""
     if ranks.size == 1:
         return
     settings = {**_versions(), **leaves(plain(config))}
@@ -128,7 +128,7 @@ def share_settings(
 
 
 def share_secrets(secrets: Secrets | None, ranks: Ranks) -> Secrets:
-    """Returns the first process's keys, which decide whose records are held out or left out."""
+    """Return the first process's keys, which decide whose records are held out or left out."""
     if ranks.size == 1:
         assert secrets is not None
         return secrets
@@ -191,7 +191,7 @@ def check_same_inputs(
 
 
 def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
-    """Refuses processes that read other records with a model, or have another one."""
+    """Reject processes that read other records with a model, or have another one."""
     if ranks.size == 1:
         return
     key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
@@ -201,7 +201,7 @@ def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
 
 
 def _refuse_different(hashes: Mapping[str, str], ranks: Ranks) -> None:
-    """Refuses processes of which one has other keyed hashes than the first."""
+    """Reject processes of which one has other keyed hashes than the first."""
     everyones = [json.loads(answer) for answer in ranks.everyones(json.dumps(hashes).encode())]
     with ranks.failing_together():
         for other in everyones:
@@ -215,7 +215,7 @@ def _refuse_different(hashes: Mapping[str, str], ranks: Ranks) -> None:
 
 
 def _bit_sum(tensor: Tensor) -> list[int]:
-    """Returns a tensor's size, and the sum of its bits read as integers: quick, and exact."""
+    """Return a tensor's size, and the sum of its bits read as integers: quick, and exact."""
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = tensor.detach().contiguous().view(integers[tensor.element_size()])
     return [tensor.numel(), int(bits.sum(dtype=torch.int64))]
@@ -253,7 +253,7 @@ def _keyed(key: bytes, text: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Returns the versions of dpft and of what it computes with, and a hash of its code."""
+    """Return the versions of dpft and of what it computes with, and a hash of its code."""
     digest = hashlib.sha256()
     for path in sorted(Path(dpft.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())

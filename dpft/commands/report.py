@@ -82,7 +82,7 @@ class ReportConfig(Section):
 
 
 def expand(overrides: list[str]) -> list[str]:
-    """Returns the overrides, words alone as ``runs`` and a repeated key as one list.
+    """Return the overrides, words alone as ``runs`` and a repeated key as one list.
 
     ``dpft report outputs/a outputs/b`` is ``runs=[outputs/a,outputs/b]``. Of a repeated key Hydra
     keeps only the last value.
@@ -109,7 +109,7 @@ def run(config: ReportConfig) -> None:
     if config.rebuild:
         for record in records:
             rebuild_report(record)
-            logger.info("%s: %s and %s written anew", record.folder, REPORT, PAGE)
+            logger.info("%s: regenerated %s and %s", record.folder, REPORT, PAGE)
         return
     runs = [(record, cost_of(record)) for record in records]
     frame, keys, metrics = comparison.frame_of(runs, over=config.keys)

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_micro_batch_tokens(config: TrainConfig) -> None:
-    """Refuses micro-batches that the longest record or unit allowed does not fit into."""
+    """Reject micro-batches that the longest record or unit allowed does not fit into."""
     tokens, longest = config.train.micro_batch_tokens, config.task.longest
     records = least_rows(config)
     if tokens is None:
@@ -64,8 +64,8 @@ def check_micro_batch_tokens(config: TrainConfig) -> None:
     rows = config.train.micro_batch_size
     if isinstance(rows, int) and rows * longest <= tokens:
         logger.warning(
-            "train.micro_batch_tokens=%d changes nothing: train.micro_batch_size=%d records of"
-            " task.max_length=%d are no more; raise train.micro_batch_size",
+            "train.micro_batch_tokens=%d has no effect: train.micro_batch_size=%d records of"
+            " task.max_length=%d have no more tokens. Increase train.micro_batch_size.",
             *(tokens, rows, longest),
         )
 
@@ -73,7 +73,7 @@ def check_micro_batch_tokens(config: TrainConfig) -> None:
 def planned_model(
     config: TrainConfig, architecture: Architecture, head: Head
 ) -> tuple[PreTrainedModel, frozenset[str]]:
-    """Returns the shapes of the model that would be trained, without weights, and what is new."""
+    """Return the shapes of the model that would be trained, without weights, and what is new."""
     new = new_names(architecture, head)
     model = meta_model(architecture, head)
     check_model(model, as_it_trains=True)
@@ -82,14 +82,14 @@ def planned_model(
 
 
 def least_rows(config: TrainConfig) -> int:
-    """Returns the records that must be in one micro-batch: those of a unit are clipped as one."""
+    """Return the records that must be in one micro-batch: those of a unit are clipped as one."""
     guarantee = config.privacy.guarantee
     has_units = guarantee is not None and guarantee.has_units
     return guarantee.records_per_unit if guarantee is not None and has_units else 1
 
 
 def check_sharding(config: TrainConfig) -> None:
-    """Refuses what does not go with a sharded model, before anything is read.
+    """Reject what does not go with a sharded model, before anything is read.
 
     Raises:
         InputError: The run's optimizer, its loss scale or its audit reads whole parameters.
@@ -130,7 +130,7 @@ def shard_model(
     blocks = repeated_blocks(model)
     if not blocks:
         logger.warning(
-            "parallel=fsdp: %s has no list of blocks, so that all of it is gathered to be run",
+            "parallel=fsdp: %s has no list of blocks, so each forward pass gathers the whole model",
             type(model).__name__,
         )
     shards = ShardedModel(
@@ -147,7 +147,7 @@ def shard_model(
 
 
 def loading_device(config: ParallelConfig, device: torch.device) -> torch.device:
-    """Returns where a model is loaded to: one that is cut goes to its device in shards."""
+    """Return where a model is loaded to: one that is cut goes to its device in shards."""
     return torch.device("cpu") if config.shards_model else device
 
 
@@ -172,7 +172,7 @@ Config = TypeVar("Config", bound=TrainConfig)
 def with_micro_batch_size(
     config: Config, architecture: Architecture, head: Head, device: torch.device
 ) -> Config:
-    """Returns the configuration with the micro-batch size that ``auto`` stands for.
+    """Return the configuration with the micro-batch size that ``auto`` stands for.
 
     Raises:
         InputError: The device's memory is unknown, or not even one record, or unit, fits.
@@ -181,8 +181,8 @@ def with_micro_batch_size(
         return config
     size = _fitting(config, architecture, head, device)
     logger.info(
-        "train.micro_batch_size=%d: records of task.max_length=%d that the memory of the device"
-        " holds by the estimate of dpft plan, since auto was asked for",
+        "train.micro_batch_size: %d records of task.max_length=%d (auto, estimated from the"
+        " device's memory)",
         *(size, config.task.longest),
     )
     return config.replace(train=config.train.replace(micro_batch_size=size))
@@ -191,7 +191,7 @@ def with_micro_batch_size(
 def _fitting(
     config: TrainConfig, architecture: Architecture, head: Head, device: torch.device
 ) -> int:
-    """Returns the largest micro-batch that fits, at most a step's records."""
+    """Return the largest micro-batch that fits, at most a step's records."""
     least, train, longest = least_rows(config), config.train, config.task.longest
     assert train.expected_batch_size is not None
     most = train.expected_batch_size * least
@@ -223,7 +223,7 @@ def _fitting(
 
 
 def check_ranks(config: PlanConfig, architecture: Architecture, head: Head) -> None:
-    """Refuses what a run of these processes would refuse."""
+    """Reject what a run of these processes would refuse."""
     check_shards(config.parallel, config.parallel.planned_processes)
     check_sharding(config)
     if config.parallel.shards_model:
@@ -310,8 +310,8 @@ class PlannedRanks:
         except WITHOUT_A_TRACE as error:
             kind = type(error).__name__
             logger.warning(
-                "the activations of %s are guessed from its layers' shapes: it does not run without"
-                " values (%s)",
+                "activations of %s estimated from the shapes of its layers, because it cannot run"
+                " on the meta device (%s)",
                 *(type(model).__name__, kind),
             )
         length = config.task.longest + config.method.extra_positions
@@ -349,7 +349,7 @@ class PlannedRanks:
         return memory // (self._processes if here is None else here.local_size)
 
     def largest(self, room: int) -> int:
-        """Returns the most records of a micro-batch that fit, 0 for none."""
+        """Return the most records of a micro-batch that fit, 0 for none."""
         fits, too_many = 0, MOST_ROWS
         while too_many - fits > 1:
             rows = (fits + too_many) // 2

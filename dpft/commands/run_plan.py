@@ -86,7 +86,7 @@ def steps_plan(config: TrainConfig, plan: RunPlan) -> StepsPlan:
 
 
 def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSize:
-    """Returns the number of training examples that stands as public, canaries counted with them.
+    """Return the number of training examples that stands as public, canaries counted with them.
 
     Who says it comes first is in docs/dev/design.md, the public number of examples.
 
@@ -117,7 +117,7 @@ def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSiz
 def size_of_data(
     task: Task, privacy: Privacy | HistogramPrivacy, count_rows: Callable[[], int]
 ) -> PublicSize:
-    """Returns the public number of a task's records, or units: ``public_size`` without canaries."""
+    """Return the public number of a task's records, or units: ``public_size`` without canaries."""
     noun = f"values of {privacy.unit}" if privacy.has_units else "examples"
     if privacy.num_examples is not None:
         given = privacy.num_examples
@@ -181,7 +181,7 @@ def plan_run(
 
 
 def last_weights_of(config: TrainConfig, phases: tuple[MethodPhase, ...]) -> list[float]:
-    """Returns how much of each step's gradient is in the last weights, by schedule and momentum.
+    """Return how much of each step's gradient is in the last weights, by schedule and momentum.
 
     Of Adam, whose steps are divided by what follows from all gradients, it is that of its mean.
     """
@@ -196,7 +196,7 @@ def last_weights_of(config: TrainConfig, phases: tuple[MethodPhase, ...]) -> lis
 
 
 def noise_beside_independent(config: TrainConfig, plan: RunPlan) -> float | None:
-    """Returns the noise in the last weights over that of independent steps at the same epsilon.
+    """Return the noise in the last weights over that of independent steps at the same epsilon.
 
     None where steps are independent, or the noise was given. Both are calibrated by RDP, which is
     quick and as loose of either.
@@ -221,7 +221,7 @@ def noise_beside_independent(config: TrainConfig, plan: RunPlan) -> float | None
 
 
 def with_noise(config: TrainConfig, noise_multiplier: float | None) -> TrainConfig:
-    """Returns the configuration with noise known already; None: it is of a run without privacy."""
+    """Return the configuration with noise known already; None: it is of a run without privacy."""
     guarantee = config.privacy.guarantee
     if guarantee is None or noise_multiplier is None:
         return config
@@ -232,7 +232,7 @@ def with_noise(config: TrainConfig, noise_multiplier: float | None) -> TrainConf
 def plan_without_noise(
     config: TrainConfig, size: PublicSize, steps: int, phases: tuple[MethodPhase, ...]
 ) -> RunPlan:
-    """Returns the plan of a run with ``privacy=none``, ordinary or clipped."""
+    """Return the plan of a run with ``privacy=none``, ordinary or clipped."""
     from dpft.privacy.plan_building import make_clipping_plan
 
     clips, clipping = config.privacy.clips, None
@@ -253,7 +253,7 @@ def _within_total(
     num_examples: int,
     phases: tuple[MethodPhase, ...],
 ) -> DifferentialPrivacy:
-    """Returns the guarantee with the noise that what its tokenizer spent leaves for the training.
+    """Return the guarantee with the noise that what its tokenizer spent leaves for the training.
 
     Raises:
         InputError: That leaves too little, or there is no tokenizer with a ledger.
@@ -290,7 +290,7 @@ def _within_total(
 
 
 def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[MethodPhase, ...]:
-    """Returns the stretches that the method makes of a run of ``steps`` steps.
+    """Return the stretches that the method makes of a run of ``steps`` steps.
 
     Raises:
         InputError: Their learning rates do not go with ``train.learning_rate``, or one has a
@@ -319,7 +319,7 @@ def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[M
 
 
 def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
-    """Returns the configuration with batch size, epochs and learning rate: its own, or chosen ones.
+    """Return the configuration with batch size, epochs and learning rate: its own, or chosen ones.
 
     Without a batch size it takes that of another task's sample rate, if it asks so, since the
     sample rate, not the batch size, carries over between data sets (Li et al. 2022, Appendix L);
@@ -342,7 +342,7 @@ def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
         published = published_num_train_examples(source)
         theirs = given.batch_size(published, of=f"examples of {source}")
         batch = max(1, round(theirs / published * size.num_examples))
-        logger.info("train.expected_batch_size=%d: the sample rate of %s", batch, source)
+        logger.info("train.expected_batch_size: %d (the sample rate of %s)", batch, source)
         train = given.replace(expected_batch_size=batch, transfer_sample_rate_from=None)
     train = with_own_defaults(config.replace(train=train), size).train
     batch = train.batch_size(size.num_examples)
@@ -353,7 +353,7 @@ def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
 
 
 def _announce(config: TrainConfig, train: TrainingConfig, number: str) -> None:
-    """Logs the keys that were chosen, none of which was given."""
+    """Log the keys that were chosen, none of which was given."""
     given = config.train
     names: list[str] = []
     if given.expected_batch_size is None and given.transfer_sample_rate_from is None:
@@ -365,11 +365,11 @@ def _announce(config: TrainConfig, train: TrainingConfig, number: str) -> None:
     if names:
         chosen = ", ".join(f"train.{name}={getattr(train, name):g}" for name in names)
         method = f"{number}method={config.method.name}"
-        logger.info("%s: chosen for %s, since none is given", chosen, method)
+        logger.info("defaults for %s: %s", method, chosen)
 
 
 def with_own_defaults(config: Config, size: PublicSize) -> Config:
-    """Returns the configuration with the batch, epochs and learning rate that null stands for."""
+    """Return the configuration with the batch, epochs and learning rate that null stands for."""
     train = config.train.for_own_data(
         size.num_examples, method=config.method.name, is_user_data=config.task.own_defaults
     )
@@ -387,13 +387,13 @@ def warn_of_guarantee(config: TrainConfig, plan: RunPlan) -> None:
 
 
 def warn_of_delta(plan: PrivacyPlan) -> None:
-    """Warns on stderr of a delta so large that it promises little."""
+    """Warn on stderr of a delta so large that it promises little."""
     for warning in delta_warnings(plan.delta, plan.num_examples, source=plan.delta_source):
         logger.warning(warning)
 
 
 def warn_of_noise(plan: PrivacyPlan, trainable_parameters: int) -> None:
-    """Warns on stderr where the noise drowns whatever the records could teach."""
+    """Warn on stderr where the noise drowns whatever the records could teach."""
     for warning in noise_warnings(
         plan.as_independent(),
         expected_batch_size=plan.expected_batch_size,
@@ -403,11 +403,11 @@ def warn_of_noise(plan: PrivacyPlan, trainable_parameters: int) -> None:
 
 
 def announce(command: TrainCommand) -> None:
-    """Logs what is about to be trained, from the configuration alone; on the first process."""
+    """Log what is about to be trained, from the configuration alone; on the first process."""
     if is_other_rank():
         return
     if command.resume not in (None, AUTO):
-        logger.info("going on with %s: %s", command.resume, what_is_trained(command))
+        logger.info("resuming %s: %s", command.resume, what_is_trained(command))
     else:
         logger.info("training %s", what_is_trained(command))
         say_default_method(command)
@@ -422,14 +422,14 @@ def announce_steps(config: TrainConfig, plan: RunPlan, *, taken: int) -> None:
 
 
 def say_default_method(config: TrainConfig) -> None:
-    """Logs why the head alone trains, where that is the default, and the key that changes it."""
+    """Log why the head alone trains, where that is the default, and the key that changes it."""
     is_of_labels = config.task.own_defaults and config.task.answers == LABELS
     if is_of_labels and config.method.name == "linear_probe":
         logger.info(DEFAULT_FOR_LABELS)
 
 
 def what_is_trained(command: TrainCommand) -> str:
-    """Returns task, model, method and promise of a run, in words that follow "training".
+    """Return task, model, method and promise of a run, in words that follow "training".
 
     That is "model=gpt2 on task=e2e by method=full, under eps=3 for each example", say; a model in
     a folder is called by the folder's last name and its config.json's type: "model.path=…/NAME
@@ -478,13 +478,13 @@ def curve_of_run(config: TrainConfig, plan: RunPlan) -> EpsilonCurve | None:
     curve = epsilon_curve(private.event(), leader)
     others = ", ".join(sorted(set(curve.accountants) - {leader}))
     if others:
-        logger.warning("the curve of epsilon over the steps has bounds by %s", others)
+        logger.warning("curve of epsilon over the steps: bounds by %s", others)
     steps = (min(private.steps, private.mechanism.steps_within(count)) for count in curve.steps)
     return curve.replace(steps=tuple(steps))
 
 
 def leading_accountant(config: TrainConfig, plan: PrivacyPlan) -> str:
-    """Returns whose bound a run reports: that of its calibration, else the configured one."""
+    """Return whose bound a run reports: that of its calibration, else the configured one."""
     if plan.calibration is not None:
         return plan.calibration.accountant
     assert config.privacy.guarantee is not None

@@ -91,14 +91,15 @@ class ScheduledScores:
         )  # fmt: skip
         if last_step < 2 * self._every:
             logger.warning(
-                "%s=%g scores nothing while training: %d steps have no %d before the last %d",
+                "%s=%g has no effect: none of the %d steps is a multiple of %d that is at least %d"
+                " steps before the end",
                 *self._asked(), last_step, self._every, self._every,
             )  # fmt: skip
         assert self._progress is not None
         return self._is_due(step) and not self._progress.has_scores(step)
 
     def after_step(self, step: int, epsilon: SpentEpsilon | None) -> None:
-        """Scores the model if it is due."""
+        """Score the model if it is due."""
         if self._is_due(step):
             self._score(step, epsilon)
 

@@ -73,7 +73,7 @@ def score_model(
     ranks: Ranks = ALONE,
     shown: bool = True,
 ) -> list[Evaluation]:
-    """Returns the scores on each part of the evaluation split, with a bar or lines as it goes.
+    """Return the scores on each part of the evaluation split, with a bar or lines as it goes.
 
     torch's random state is left as it was: evaluation must not move what training draws.
     """
@@ -109,7 +109,7 @@ def score_model(
 
 
 def not_evaluated(config: TrainConfig) -> list[Evaluation]:
-    """Returns an entry for metrics.json that says why nothing was scored; none where it was."""
+    """Return an entry for metrics.json that says why nothing was scored; none where it was."""
     if not is_unscored(config):
         return []
     why = dict.fromkeys(config.task.metrics, NOT_EVALUATED)
@@ -129,7 +129,7 @@ def not_evaluated(config: TrainConfig) -> list[Evaluation]:
 def write_scores(
     config: TrainConfig | EvaluateConfig, folder: Path, evaluations: Sequence[Evaluation]
 ) -> None:
-    """Writes the scores of one stage, and their texts."""
+    """Write the scores of one stage, and their texts."""
     if not evaluations:
         return
     write_evaluations(
@@ -149,7 +149,7 @@ def write_evaluations(
     publish: bool = False,
     training: bool = False,
 ) -> None:
-    """Writes the scores, and the texts of the last stage, files for each part scored.
+    """Write the scores, and the texts of the last stage, files for each part scored.
 
     Texts go to predictions.jsonl and, some of them to be read, to samples.md. What stands in public
     from when the same split was said to be public is removed once it no longer is.
@@ -195,5 +195,5 @@ def write_evaluations(
 
 
 def file_of_part(file: str, part: str) -> str:
-    """Returns the name of the file for a part of a split; the file itself without one."""
+    """Return the name of the file for a part of a split; the file itself without one."""
     return file if not part else f"_{part}.".join(file.split("."))

@@ -38,7 +38,7 @@ class TrainingData:
     """Records of which a text was cut before it was tokenized; private."""
 
     def only(self, places: Sequence[int]) -> "TrainingData":
-        """Returns the records at some places alone."""
+        """Return the records at some places alone."""
         units = None if self.units is None else [self.units[at] for at in places]
         if isinstance(self.examples, PackedRecords):
             return replace(self, examples=self.examples.only(places), units=units)
@@ -67,7 +67,7 @@ def read_early(config: TrainConfig) -> TrainingData | None:
 
 
 def load_training_data(config: TrainConfig, check: Check = accept_all) -> TrainingData:
-    """Returns the training records, and whose they are where ``privacy.unit`` is a column.
+    """Return the training records, and whose they are where ``privacy.unit`` is a column.
 
     ``check`` is ``Encoding.check`` of the model; without it, rows that the model cannot read count
     as records.
@@ -136,7 +136,7 @@ def divide(
     key: bytes | None = None,
     check: Check = accept_all,
 ) -> Division:
-    """Returns the training records without those held out, and those to score.
+    """Return the training records without those held out, and those to score.
 
     The data are every record of the training split, in its order; the key is of a run that goes on,
     None: a fresh one is drawn. ``check`` is as in ``load_training_data``.
@@ -148,7 +148,7 @@ def divide(
     if config.eval.held_out is None:
         scored = {}
         if is_unscored(config):
-            logger.warning("not evaluated: %s", NOT_EVALUATED)
+            logger.warning("no evaluation: %s", NOT_EVALUATED)
         elif config.eval.enabled:
             parts = config.task.parts(config.eval.split)
             scored = {part: load_examples(config.task, part, check) for part in parts}
@@ -167,7 +167,7 @@ def divide(
 
 
 def records_to_score(config: EvaluateConfig, check: Check = accept_all) -> dict[str, list[Record]]:
-    """Returns the records to score, by part of the split; ``check`` as in ``load_training_data``.
+    """Return the records to score, by part of the split; ``check`` as in ``load_training_data``.
 
     Raises:
         InputError: They cannot be read, or were held out otherwise, or by a key that is not there,
@@ -207,7 +207,7 @@ def records_to_score(config: EvaluateConfig, check: Check = accept_all) -> dict[
 
 
 def is_unscored(config: TrainConfig) -> bool:
-    """Returns whether a run has training records alone, and nobody asked to score others."""
+    """Return whether a run has training records alone, and nobody asked to score others."""
     asked = config.eval.split != config.task.eval_split or config.eval.held_out is not None
     return config.eval.enabled and not asked and has_training_split_alone(config.task)
 
@@ -225,17 +225,17 @@ def _sides(data: TrainingData, fraction: float, key: bytes) -> tuple[Sequence[in
 
 
 def _units(data: TrainingData) -> Iterable[str]:
-    """Returns the unit of each record; one that is its own is known by its place."""
+    """Return the unit of each record; one that is its own is known by its place."""
     return map(str, range(len(data.examples))) if data.units is None else data.units
 
 
 def known_by(data: TrainingData, key: bytes) -> str:
-    """Returns what tells these records and their units from any others; as secret as the key."""
+    """Return what tells these records and their units from any others; as secret as the key."""
     return records_fingerprint(data.examples, _units(data), key)
 
 
 def held_out_key(run: Path) -> tuple[bytes, str]:
-    """Returns the key by which a run held records out, and its fingerprint of all of them."""
+    """Return the key by which a run held records out, and its fingerprint of all of them."""
     path = run / HELD_OUT_KEY
     try:
         key, before = path.read_text(encoding="ascii").split("\n")[:2]

@@ -48,17 +48,17 @@ Config = TypeVar("Config", bound=TrainConfig)
 
 
 def head_of(task: Task, architecture: Architecture) -> Head:
-    """Returns what the model must answer with to do the task."""
+    """Return what the model must answer with to do the task."""
     return modality_of(task).head(task, architecture)
 
 
 def layout_of(task: Task, architecture: Architecture, head: Head) -> Layout:
-    """Returns how the task's rows would lie in a batch of that model; see ``Modality.layout``."""
+    """Return how the task's rows would lie in a batch of that model; see ``Modality.layout``."""
     return modality_of(task).layout(task, architecture, head)
 
 
 def encoding_of(task: Task, architecture: Architecture, head: Head, processor: Any) -> Encoding:
-    """Returns how the task's records become what that model reads."""
+    """Return how the task's records become what that model reads."""
     return modality_of(task).encoding(task, architecture, head, processor)
 
 
@@ -70,7 +70,7 @@ def prepare_model(
     planned: bool = False,
     rows: CheckpointRows | None = None,
 ) -> tuple[PreTrainedModel, frozenset[str]]:
-    """Returns the model that the method makes of the configured one, and its new parameters.
+    """Return the model that the method makes of the configured one, and its new parameters.
 
     The task's tokens have their rows before the method sees it; of a model that is ``planned`` the
     shapes alone matter, so that no tokenizer is needed. The names are those of the model before the
@@ -92,7 +92,7 @@ def prepare_model(
 def prepare_in_shards(
     config: TrainConfig, architecture: Architecture, head: Head
 ) -> tuple[PreTrainedModel, frozenset[str], RowsOfModel | None]:
-    """Returns what ``prepare_model`` does, the checkpoint's weights on the meta device.
+    """Return what ``prepare_model`` does, the checkpoint's weights on the meta device.
 
     Each rank reads its own rows of them once the model is cut; what the checkpoint lacks is real.
     A model whose weights cannot be read so is loaded whole, and nothing is left to read: one that
@@ -109,14 +109,14 @@ def prepare_in_shards(
     except NotInShards as error:
         reason = str(error)
     except (InputError, RuntimeError):
-        reason = "its weights are changed when it is loaded"  # else it fails again, and says why
+        reason = "loading changes its weights"  # otherwise the next attempt fails with the reason
     model, new = prepare_model(config, architecture, head)
-    logger.warning("parallel=fsdp: each process loads the whole model first: %s", reason)
+    logger.warning("parallel=fsdp: each process first loads the whole model (%s)", reason)
     return model, new, None
 
 
 def training_head(config: TrainConfig, architecture: Architecture) -> Head:
-    """Returns what the model of a run answers with, once the run is known to fit it."""
+    """Return what the model of a run answers with, once the run is known to fit it."""
     head = head_of(config.task, architecture)
     new_names(architecture, head)
     modality_of(config.task).check_fit(
@@ -129,20 +129,20 @@ def training_head(config: TrainConfig, architecture: Architecture) -> Head:
 
 
 def written_tokens(task: Task, decode: DecodeConfig) -> int | None:
-    """Returns the most tokens that evaluation writes after a prompt; None where none are."""
+    """Return the most tokens that evaluation writes after a prompt; None where none are."""
     masked = isinstance(task, CorpusTask) and task.objective == MASKS
     return None if masked or task.answers != TEXTS else decode.max_new_tokens
 
 
 def fitted_to(config: Config, architecture: Architecture) -> Config:
-    """Returns a run's configuration with the size of its records; see ``Modality.fitted``."""
+    """Return a run's configuration with the size of its records; see ``Modality.fitted``."""
     task, extra = config.task, config.method.extra_positions
     fitted = modality_of(task).fitted(task, architecture, extra)
     return config if fitted is task else config.replace(task=fitted)
 
 
 def check_fit(config: TrainConfig) -> None:
-    """Refuses a run whose task, model and method do not go together."""
+    """Reject a run whose task, model and method do not go together."""
     architecture = read_architecture(config.model)
     training_head(fitted_to(config, architecture), architecture)
 
@@ -165,11 +165,11 @@ class TrainedModel:
         return 0 if self.method is None else self.method.extra_positions
 
     def head(self, task: Task) -> Head:
-        """Returns what the model answers with."""
+        """Return what the model answers with."""
         return head_of(task, self.architecture)
 
     def load(self, head: Head, *, seed: int = 0, dequantizes: bool = False) -> PreTrainedModel:
-        """Returns the model on the CPU.
+        """Return the model on the CPU.
 
         Args:
             head: What it answers with.
@@ -185,13 +185,13 @@ class TrainedModel:
         return self.method.restore(model, self.folder)
 
     def processor(self, task: Task, head: Head) -> Any:
-        """Returns what a run saves beside its model: a tokenizer, or an image processor."""
+        """Return what a run saves beside its model: a tokenizer, or an image processor."""
         return modality_of(task).processor(
             task, self.architecture, head, folder=self.folder, tokens=self.tokens
         )
 
     def encoding(self, task: Task, *, max_new_tokens: int | None) -> Encoding:
-        """Returns how the task's records become what the model reads, once they are known to fit.
+        """Return how the task's records become what the model reads, once they are known to fit.
 
         The model may write ``max_new_tokens`` after one; None where it writes none.
         """
@@ -201,7 +201,7 @@ class TrainedModel:
         return encoding_of(task, self.architecture, head, self.processor(task, head))
 
     def check_lengths(self, task: Task, *, max_new_tokens: int | None) -> None:
-        """Refuses texts longer than the positions that the model has for them."""
+        """Reject texts longer than the positions that the model has for them."""
         modality_of(task).check_fit(
             self.fitted(task),
             self.architecture,
@@ -210,16 +210,16 @@ class TrainedModel:
         )
 
     def fitted(self, task: Task) -> Task:
-        """Returns a task with what the model says of it; see ``Modality.fitted``."""
+        """Return a task with what the model says of it; see ``Modality.fitted``."""
         fitted: Task = modality_of(task).fitted(task, self.architecture, self.extra_positions)
         return fitted
 
     def has_random_head(self, task: Task) -> bool:
-        """Returns whether nothing was trained of what the model answers the task with."""
+        """Return whether nothing was trained of what the model answers the task with."""
         return self.method is None and bool(new_names(self.architecture, self.head(task)))
 
     def on_device(self, task: Task, device: torch.device) -> PreTrainedModel:
-        """Returns the model of a task on the device where it is to run."""
+        """Return the model of a task on the device where it is to run."""
         model = self.load(self.head(task))
         model.to(device)  # type: ignore[arg-type]
         return model
@@ -227,7 +227,7 @@ class TrainedModel:
     def outputs(
         self, task: Task, device: torch.device, *, batch_size: int, max_new_tokens: int
     ) -> ModelOutputs:
-        """Returns what writes texts after the task's inputs."""
+        """Return what writes texts after the task's inputs."""
         encoding = self.encoding(task, max_new_tokens=max_new_tokens)
         return ModelOutputs(
             model=self.on_device(task, device),
@@ -238,7 +238,7 @@ class TrainedModel:
 
 
 def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
-    """Returns the trained model of a run.
+    """Return the trained model of a run.
 
     Raises:
         InputError: The model, or the base of what trained, cannot be found or understood.
@@ -260,14 +260,14 @@ def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
 
 
 def digest_of_base(config: TrainConfig) -> str | None:
-    """Returns what a run's adapter is known to stand on; None where its folder holds its base."""
+    """Return what a run's adapter is known to stand on; None where its folder holds its base."""
     model = config.model
     if config.method.saves_whole_model or model.init != "pretrained" or model.is_no_address:
         return None
     try:
         return base_digest(model)
     except NotInShards as error:
-        logger.warning("the ledger will not know the adapter's base by its weights: %s", error)
+        logger.warning("the ledger will not contain the digest of the base model: %s", error)
         return None
 
 

@@ -250,14 +250,15 @@ def plan_histogram(command: TokenizerCommand, size: PublicSize) -> HistogramPlan
     most = (tokenizer.linf_cap * tokenizer.words_per_record) ** 0.5
     if tokenizer.l2_cap > most:
         logger.warning(
-            "tokenizer.l2_cap=%g is above %g, the most that words_per_record and linf_cap allow;"
-            " lower it to have less noise at the same epsilon",
+            "tokenizer.l2_cap=%g exceeds %g, the maximum that words_per_record and linf_cap allow."
+            " Decrease it for less noise at the same epsilon.",
             tokenizer.l2_cap,
             most,
         )
     if tokenizer.linf_cap > tokenizer.l2_cap:
         logger.warning(
-            "tokenizer.linf_cap=%g never binds above l2_cap=%g and raises the threshold; lower it",
+            "tokenizer.linf_cap=%g has no effect above l2_cap=%g, but raises the threshold."
+            " Decrease it.",
             tokenizer.linf_cap,
             tokenizer.l2_cap,
         )
@@ -281,9 +282,9 @@ def plan_histogram(command: TokenizerCommand, size: PublicSize) -> HistogramPlan
         )
     if tokenizer.vocab_size > PIECES_OF_A_WORD * words:
         logger.warning(
-            "tokenizer.vocab_size=%d is likely too many: by public numbers alone about %d words at"
-            " most are to be expected to reach the threshold of %.6g; where they allow fewer,"
-            " resume= makes a smaller vocabulary at no further cost",
+            "tokenizer.vocab_size=%d is probably too large: at most about %d words are expected to"
+            " reach the threshold of %.6g. If the command fails, resume= makes a smaller vocabulary"
+            " at no additional cost.",
             tokenizer.vocab_size,
             math.ceil(words),
             mechanism.threshold,

@@ -69,11 +69,11 @@ class Tracking:
         self._guard(lambda: self._tracker.write(line.step, _finite(values)))
 
     def conclude(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes what is known at the end; all of it must be public."""
+        """Write what is known at the end; all of it must be public."""
         self._guard(lambda: self._tracker.conclude(step, _finite(values)))
 
     def close(self, *, failed: bool) -> None:
-        """Ends the session."""
+        """End the session."""
         self._guard(lambda: self._tracker.close(failed=failed))
 
     def _guard(self, action: Callable[[], None]) -> None:
@@ -85,7 +85,7 @@ class Tracking:
             self._failed = True
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             logger.warning(
-                "tracking=%s failed, and the run goes on without it: %s", self._name, reason
+                "tracking=%s failed; the run continues without it: %s", self._name, reason
             )
 
 
@@ -94,14 +94,14 @@ def _finite(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def check_tracking(config: TrainConfig) -> None:
-    """Refuses a tracker that cannot be opened, before anything else is done."""
+    """Reject a tracker that cannot be opened, before anything else is done."""
     if isinstance(config.tracking, TrackerConfig):
         config.tracking.check()
 
 
 @contextmanager
 def tracked(config: TrainConfig, plan: RunPlan, folder: Path) -> Iterator[Tracking | None]:
-    """Gives the tracker of a session, closed at the end of the block; None without one."""
+    """Give the tracker of a session, closed at the end of the block; None without one."""
     if not isinstance(config.tracking, TrackerConfig):
         yield None
         return
@@ -126,7 +126,7 @@ def tracked(config: TrainConfig, plan: RunPlan, folder: Path) -> Iterator[Tracki
 
 
 def results(privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]) -> dict[str, float]:
-    """Returns the numbers a tracker is told at the end, by tag."""
+    """Return the numbers a tracker is told at the end, by tag."""
     values: dict[str, float] = {}
     if isinstance(privacy, PrivateRun):
         values["privacy/epsilon_reported"] = float(privacy.epsilon)

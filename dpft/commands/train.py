@@ -223,7 +223,7 @@ def train_run(
             resume_point = ranks.on_rank_0(open_interrupted, folder, stack)
             if ranks.broadcast_from_rank_0(is_reported, folder, resume_point):
                 ranks.on_rank_0(delete_generator_states, folder / CHECKPOINTS)
-                logger.info("the run in %s has ended; nothing is left to do", folder)
+                logger.info("the run in %s is already complete", folder)
                 return
             secrets = share_secrets(ranks.on_rank_0(read_secrets, folder), ranks)
             noise_multiplier = ranks.broadcast_from_rank_0(bound_noise, resume_point)

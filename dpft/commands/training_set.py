@@ -37,7 +37,7 @@ def make_training_set(
     unit_key: bytes,
     canaries: Sequence[Canary] = (),
 ) -> TrainingSet:
-    """Returns what the loop trains on: the records that have anything to learn, by unit.
+    """Return what the loop trains on: the records that have anything to learn, by unit.
 
     Whether a record is left out depends on that record alone.
 
@@ -83,7 +83,7 @@ class EncodedRecords:
     """How many rows each record has; more than one where it is cut into chunks."""
 
     def trained_on(self) -> dict[int, list[int]]:
-        """Returns the place of each record that was trained on, to the numbers of its rows."""
+        """Return the place of each record that was trained on, to the numbers of its rows."""
         owners = np.repeat(np.arange(len(self.counts)), self.counts)
         first = np.cumsum(self.counts) - self.counts
         kept = np.flatnonzero(self.usable) if self.units is None else chain(*self.units)
@@ -102,7 +102,7 @@ def encode_records(
     *,
     unit_key: bytes,
 ) -> EncodedRecords:
-    """Returns what training keeps of some records, and whose it is; each is asked for once.
+    """Return what training keeps of some records, and whose it is; each is asked for once.
 
     ``owners`` are their units; None: a record is one. The key decides which rows of a unit of too
     many are kept.
@@ -127,12 +127,12 @@ def encode_records(
 
 
 def _of_steps(config: TrainConfig, encoding: Encoding) -> Encoding:
-    """Returns how records become rows of a run's steps, which clip or do not."""
+    """Return how records become rows of a run's steps, which clip or do not."""
     return encoding if config.privacy.clips is not None else encoding.by_record()
 
 
 def check_canaries(canaries: Sequence[Canary], task: Task, encoding: Encoding) -> None:
-    """Refuses canaries that would be cut: the model could not learn what an audit looks for."""
+    """Reject canaries that would be cut: the model could not learn what an audit looks for."""
     # Each of them, left out or not: words that begin a text may be more tokens than others.
     records = (canary.record(task) for canary in canaries)
     if any(map(encoding.cuts, records)):
@@ -145,7 +145,7 @@ def check_canaries(canaries: Sequence[Canary], task: Task, encoding: Encoding) -
 
 
 def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -> Layout:
-    """Returns how rows lie in a micro-batch: as in any batch, and padded as training asks for."""
+    """Return how rows lie in a micro-batch: as in any batch, and padded as training asks for."""
     multiple = config.train.bucket(device)
     return layout.for_training(multiple=multiple, longest=config.task.longest)
 
@@ -153,7 +153,7 @@ def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -
 def _encoded(
     encoding: Encoding, records: Iterable[Record], *, keeps_empty: bool
 ) -> tuple[EncodedRows, NDArray[np.bool_], NDArray[np.int64]]:
-    """Returns the records in tokens, which rows have anything to learn, and each record's number.
+    """Return the records in tokens, which rows have anything to learn, and each record's number.
 
     The last is of rows, more than one where records are cut into chunks.
     """
@@ -223,7 +223,7 @@ def summarize(
     *,
     canaries: int = 0,
 ) -> DataSummary:
-    """Returns what became of the records of a run."""
+    """Return what became of the records of a run."""
     guarantee = config.privacy.guarantee
     grouped = training_set.units is not None
     units = training_set.units
@@ -259,7 +259,7 @@ def summarize(
 
 
 def render(summary: DataSummary) -> str:
-    """Returns private/data_summary.md: the counts as Markdown."""
+    """Return private/data_summary.md: the counts as Markdown."""
     rows = [("read", str(summary.read))]
     if summary.on_invalid != REFUSED:
         rows.append((f"left out: faulty (task.invalid={summary.on_invalid})", str(summary.faulty)))

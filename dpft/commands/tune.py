@@ -153,7 +153,7 @@ def run(command: TuneCommand, folder: Path, *, composed: Composed | None = None)
             stack.enter_context(hold_run(folder))
             if (folder / REPORT).exists() and (folder / PRIVACY).exists():
                 backdate_public_files(folder)  # The search may have been killed before it did.
-                logger.info("the search in %s has ended; nothing is left to do", folder)
+                logger.info("the search in %s is already complete", folder)
                 return
             if (folder / TRIALS).exists():
                 search = read_model(folder / TRIALS, Search)
@@ -183,8 +183,8 @@ def run(command: TuneCommand, folder: Path, *, composed: Composed | None = None)
         with hint_of_resume(folder):
             count = command.tune.count
             logger.info(
-                "tuning: a secret number of trials, %.1f in expectation; one search in 100 has more"
-                " than %d", count.expected, count.quantile(0.01),
+                "number of trials: secret; %.1f on average, more than %d in one search of 100",
+                count.expected, count.quantile(0.01),
             )  # fmt: skip
             for number, trial in enumerate(search.trials):
                 path = trial_folder(folder, number)

@@ -27,7 +27,7 @@ _END = re.compile(r"(?<!\bal)(?<!\be\.g)\.(?=\s|$)")
 
 
 def first_sentence(text: str) -> str:
-    """Returns a text as far as its first full stop, on one line.
+    """Return a text as far as its first full stop, on one line.
 
     >>> first_sentence("Also biases (Bu et al. 2022).  As they are.")
     'Also biases (Bu et al. 2022).'
@@ -78,7 +78,7 @@ def keys_of(root: type[BaseModel], values: Mapping[str, Any], *, parent: str = "
 
 
 def options(folders: list[Path], group: str) -> dict[str, str]:
-    """Returns the options of a group and what each is for."""
+    """Return the options of a group and what each is for."""
     files = [file for folder in folders for file in (folder / group).glob("*.yaml")]
     return {file.stem: purpose(file) for file in sorted(files, key=lambda file: file.stem)}
 
@@ -129,7 +129,7 @@ def command_help(
     *,
     folders: Sequence[Path],
 ) -> str:
-    """Returns what ``dpft NAME --help WORDS`` prints.
+    """Return what ``dpft NAME --help WORDS`` prints.
 
     Args:
         name: The command's.
@@ -168,7 +168,7 @@ def composed_command(
 
 
 def help_text(command: ComposedCommand, about: Sequence[str] = ()) -> str:
-    """Returns the help of a command.
+    """Return the help of a command.
 
     Args:
         command: As composed.
@@ -264,7 +264,7 @@ def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _row(left: str, right: str) -> list[str]:
-    """Returns the lines of two columns, the right one wrapped to the terminal."""
+    """Return the lines of two columns, the right one wrapped to the terminal."""
     width = max(shutil.get_terminal_size((100, 24)).columns - COLUMN - 4, 30)
     wrapped = textwrap.wrap(right, width, break_on_hyphens=False) or [""]
     first = [f"  {left}"] if len(left) > COLUMN else []
@@ -277,7 +277,7 @@ def _row(left: str, right: str) -> list[str]:
 
 
 def written(value: Any) -> str:
-    """Returns a value as a command line writes it."""
+    """Return a value as a command line writes it."""
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{name}: {written(inner)}' for name, inner in value.items())}}}"
     if isinstance(value, list):
@@ -300,7 +300,7 @@ def _unknown(name: str, command: ComposedCommand, keys: Sequence[Key]) -> Fault:
 
 
 def purpose(file: Path) -> str:
-    """Returns what a YAML is for: its first comment, without the command that shows its use."""
+    """Return what a YAML is for: its first comment, without the command that shows its use."""
     with file.open(encoding="utf-8") as stream:
         comments = [line[1:].strip() for line in stream if line.startswith("#")]
     first = next((line for line in comments if not line.startswith("@package")), "")

@@ -65,12 +65,12 @@ class Words:
 
 
 def given_overrides(overrides: Sequence[str]) -> dict[str, str]:
-    """Returns the keys that the overrides set, and the values as they were written."""
+    """Return the keys that the overrides set, and the values as they were written."""
     return {key_of(override): override.partition("=")[2] for override in overrides}
 
 
 def given_text(overrides: Sequence[str], key: str) -> str | None:
-    """Returns the text that the overrides set a key to, without its quotes; None: none, or null.
+    """Return the text that the overrides set a key to, without its quotes; None: none, or null.
 
     A word that Hydra cannot read is left to it to refuse.
     """
@@ -229,7 +229,7 @@ def _unknown_option(error: MissingConfigException) -> Fault:
 
 
 def dotted_keys(node: Any, parent: str = "") -> list[str]:
-    """Returns the keys of a configuration node, inner ones included; values are not resolved."""
+    """Return the keys of a configuration node, inner ones included; values are not resolved."""
     keys = []
     for name in node:
         key, inner = join_key(parent, name), node._get_node(name)
@@ -249,7 +249,7 @@ _COMPOSING = RLock()
 
 @contextmanager
 def hydra_of_our_own() -> Iterator[None]:
-    """Sets Hydra up for dpft's configurations inside the block; a caller's own setup comes back."""
+    """Set Hydra up for dpft's configurations inside the block; a caller's own setup comes back."""
     with _COMPOSING:
         state = GlobalHydra.instance()
         before = state.hydra
@@ -263,7 +263,7 @@ def hydra_of_our_own() -> Iterator[None]:
 
 
 def unused_folder(path: str) -> str:
-    """Returns ``path``, or ``path-2``, ``path-3``, … : the first that does not exist yet.
+    """Return ``path``, or ``path-2``, ``path-3``, … : the first that does not exist yet.
 
     The time in a folder's name has a resolution of one second; runs may start closer together.
     """

@@ -135,7 +135,7 @@ class KeyFormatter(logging.Formatter):
 
 
 def join_key(parent: str, name: object) -> str:
-    """Returns the dotted key of ``name`` under ``parent``; the root's key is empty."""
+    """Return the dotted key of ``name`` under ``parent``; the root's key is empty."""
     return f"{parent}.{name}" if parent else str(name)
 
 
@@ -169,7 +169,7 @@ READ_AS_IT_IS = re.compile(r"[\w./-](?:[\w./ -]*[\w./-])?", re.ASCII)
 
 
 def in_shell(key: str, value: object) -> str:
-    """Returns KEY=VALUE as one word of a shell, which Hydra reads as just that value."""
+    """Return KEY=VALUE as one word of a shell, which Hydra reads as just that value."""
     text = str(value)
     word = text if READ_AS_IT_IS.fullmatch(text) else quoted(text, '"')
     return shlex.quote(f"{key}={word}")
@@ -193,14 +193,14 @@ def known_keys(root: type[BaseModel], values: Any = None, *, parent: str = "") -
 
 
 def copy_key(path: list[str], source: Mapping[str, Any], target: dict[str, Any]) -> None:
-    """Copies the value at a key path from one configuration to another."""
+    """Copy the value at a key path from one configuration to another."""
     for name in path[:-1]:
         source, target = source[name], target[name]
     target[path[-1]] = source[path[-1]]
 
 
 def key_of(word: str) -> str:
-    """Returns the dotted key that a word of a command line, such as ``+key=value``, sets."""
+    """Return the dotted key that a word of a command line, such as ``+key=value``, sets."""
     return word.lstrip("+~").partition("=")[0]
 
 
@@ -233,7 +233,7 @@ def unknown_key(key: str, known_keys: Iterable[str], *, value: object = None) ->
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """Returns the known name that is spelt most like ``name``; None where none is near."""
+    """Return the known name that is spelt most like ``name``; None where none is near."""
     return next(iter(difflib.get_close_matches(name, sorted(candidates), n=1)), None)
 
 
@@ -265,7 +265,7 @@ def nearest_keys(key: str, known_keys: Iterable[str]) -> list[str]:
 
 
 def _meant(name: str, known_keys: Iterable[str]) -> list[str]:
-    """Returns the key that other programs call so, as it is here or in a command's own root."""
+    """Return the key that other programs call so, as it is here or in a command's own root."""
     meant = MEANT.get(name, "")
     if meant.startswith("hydra."):
         return [meant]

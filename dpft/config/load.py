@@ -25,7 +25,7 @@ from dpft.strict_model import members
 
 
 def read_saved(path: Path) -> Mapping[str, Any]:
-    """Returns the values of a config.yaml of any command; none where there is no such file.
+    """Return the values of a config.yaml of any command; none where there is no such file.
 
     Raises:
         InputError: It cannot be read.
@@ -160,7 +160,7 @@ def _drop_removed_keys(values: Any) -> None:
 
 
 def config_directory() -> Path:
-    """Returns the absolute folder of the YAML configurations."""
+    """Return the absolute folder of the YAML configurations."""
     package = Path(dpft.__file__).resolve().parent
     places = (package / "conf", package.parent / "conf")
     for place in places:

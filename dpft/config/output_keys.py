@@ -12,7 +12,7 @@ Names = str | tuple[str, ...] | None
 
 
 def check_plot(file: str, *, key: str = "to") -> None:
-    """Refuses a file that no plot can be written to."""
+    """Reject a file that no plot can be written to."""
     if Path(file).suffix not in PLOTS:
         raise InputError(
             f"{key} must be a file named *{' or *'.join(PLOTS)}, got {file!r}.",

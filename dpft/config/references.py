@@ -59,7 +59,7 @@ class Reference(Section):
 
 
 def check_scale(metric: str, value: float, key: str) -> None:
-    """Refuses a percentage where metrics.json has a fraction."""
+    """Reject a percentage where metrics.json has a fraction."""
     if metric.rpartition(SPLIT_OF_METRIC)[2] in FRACTIONS and abs(value) > 1:
         raise InputError(
             f"{key} metric {metric} must be at most 1, as in metrics.json, got {value}."
@@ -70,7 +70,7 @@ def check_scale(metric: str, value: float, key: str) -> None:
 
 
 def value_at(config: Mapping[str, Any], key: str) -> Any:
-    """Returns the value of a dotted key in a saved configuration; None where there is none."""
+    """Return the value of a dotted key in a saved configuration; None where there is none."""
     value: Any = config
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -78,7 +78,7 @@ def value_at(config: Mapping[str, Any], key: str) -> Any:
 
 
 def agrees(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Returns whether a run has all of a published result's settings; 3 and 3.0 are one number."""
+    """Return whether a run has all of a published result's settings; 3 and 3.0 are one number."""
     return all(value_at(config, key) == value for key, value in settings.items())
 
 
@@ -93,7 +93,7 @@ class MapAxis(Section):
     """Whose the values are, in words, where they are not the paper's; None: the paper's."""
 
     def place(self, config: Mapping[str, Any]) -> int | None:
-        """Returns in which row, or column, a run's value of the key is; None: in none."""
+        """Return in which row, or column, a run's value of the key is; None: in none."""
         value = value_at(config, self.key)
         return self.values.index(value) if value in self.values else None
 

@@ -42,7 +42,7 @@ AnyTracking = Annotated[TrackingConfig, ChosenBy(by_name(TRACKING.named))]
 
 
 def check_complete(task: Task) -> None:
-    """Refuses a task of which keys that it needs are not given."""
+    """Reject a task of which keys that it needs are not given."""
     if task.lacks is not None:
         raise InputError(task.lacks, key="task", value=task.name)
 
@@ -67,7 +67,7 @@ def check_units_fit(privacy: Privacy, train: TrainingConfig) -> None:
 
 
 def check_adaptive_scale(privacy: Privacy, train: TrainingConfig) -> None:
-    """Refuses a loss scale that moves by noisy gradients where there are none."""
+    """Reject a loss scale that moves by noisy gradients where there are none."""
     if train.adaptive_loss_scale and privacy.guarantee is None:
         raise InputError(
             "train.adaptive_loss_scale=true needs privacy=dp, because noisy gradients adapt the"
@@ -81,7 +81,7 @@ def check_adaptive_scale(privacy: Privacy, train: TrainingConfig) -> None:
 def check_mechanism(
     mechanism: MechanismConfig, privacy: Privacy, method: Method, train: TrainingConfig
 ) -> None:
-    """Refuses noise that hangs together where it cannot."""
+    """Reject noise that hangs together where it cannot."""
     if not mechanism.makes.has_streams:
         return
     name = f"mechanism={mechanism.name}"
@@ -130,7 +130,7 @@ def check_public_numbers(task: Task, privacy: Privacy) -> None:
 
 
 def check_chunks(task: Task, privacy: Privacy, train: TrainingConfig) -> None:
-    """Refuses a unit of chunks where there are none, and a record that is no micro-batch."""
+    """Reject a unit of chunks where there are none, and a record that is no micro-batch."""
     if privacy.clips is None:
         return
     key, rows = task.rows_key, task.most_rows
@@ -161,7 +161,7 @@ def check_chunks(task: Task, privacy: Privacy, train: TrainingConfig) -> None:
 
 
 def check_mixture(task: Task, privacy: Privacy) -> None:
-    """Refuses to leave out records of a private run because others come before them."""
+    """Reject to leave out records of a private run because others come before them."""
     limit = getattr(task, "mixture_limit", None)
     if limit is not None and privacy.guarantee is not None:
         raise InputError(
@@ -174,7 +174,7 @@ def check_mixture(task: Task, privacy: Privacy) -> None:
 
 
 def check_scored_between(config: EvalConfig, parallel: ParallelConfig) -> None:
-    """Refuses scores while training of a model that between two steps is not whole."""
+    """Reject scores while training of a model that between two steps is not whole."""
     key = config.schedule_key
     if key is not None and parallel.shards_model:
         raise InputError(
@@ -186,7 +186,7 @@ def check_scored_between(config: EvalConfig, parallel: ParallelConfig) -> None:
 
 
 def check_start(method: Method, model: ModelConfig) -> None:
-    """Refuses a model that does not start as the method needs it to."""
+    """Reject a model that does not start as the method needs it to."""
     required = method.required_init
     if required not in (None, model.init):
         raise InputError(
@@ -198,7 +198,7 @@ def check_start(method: Method, model: ModelConfig) -> None:
 
 
 def check_quantization(method: Method, model: ModelConfig, parallel: ParallelConfig) -> None:
-    """Refuses quantized weights beside what moves them or cuts them into shards."""
+    """Reject quantized weights beside what moves them or cuts them into shards."""
     if not model.is_quantized:
         return
     key = f"model.quantization={model.quantization}"
@@ -229,7 +229,7 @@ def check_quantization(method: Method, model: ModelConfig, parallel: ParallelCon
 
 
 def check_exposure(task: Task, audit: CanaryConfig) -> None:
-    """Refuses canaries whose suffix nobody learns to write."""
+    """Reject canaries whose suffix nobody learns to write."""
     if audit.wanted and not task.has_canaries:
         raise InputError(
             f"audit.canaries needs a task with single texts as records, got task={task.name}.",
@@ -248,7 +248,7 @@ def check_exposure(task: Task, audit: CanaryConfig) -> None:
 
 
 def check_suffixes(audit: CanaryConfig, resume: str | None) -> None:
-    """Refuses to begin a run with canaries that ``audit=exposure`` would refuse after it.
+    """Reject to begin a run with canaries that ``audit=exposure`` would refuse after it.
 
     A run that was begun with them goes on, and its model is scored and used as any other.
     """
@@ -257,7 +257,7 @@ def check_suffixes(audit: CanaryConfig, resume: str | None) -> None:
 
 
 def check_white_box(method: Method, audit: CanaryConfig) -> None:
-    """Refuses to look into steps whose noisy gradient is not one of the model's own weights."""
+    """Reject to look into steps whose noisy gradient is not one of the model's own weights."""
     if audit.white_box and method.name == "rgp":
         raise InputError(
             "audit.white_box=true needs gradients of the model's own weights, which method=rgp does"
@@ -343,7 +343,7 @@ class TrainCommand(TrainConfig):
     )
 
     def settings(self) -> TrainConfig:
-        """Returns the configuration that the run's folder keeps."""
+        """Return the configuration that the run's folder keeps."""
         return TrainConfig(**values_of(self, TrainConfig))
 
 

@@ -189,7 +189,7 @@ _Structure = tuple[tuple[str, ...], dict[str, Any]]
 
 
 def _row_tensors(batch: Batch) -> tuple[dict[str, Any], _Structure]:
-    """Returns the fields that hold row tensors, and the structure that they are put into."""
+    """Return the fields that hold row tensors, and the structure that they are put into."""
     optional = {name: getattr(batch, name) for name in OPTIONAL_ROWS}
     rows = {"inputs": dict(batch.inputs), "labels": batch.labels} | {
         # The pytree module treats None as a leaf.
@@ -234,37 +234,37 @@ class Layout(ABC):
 
     @abstractmethod
     def length(self, row: Any) -> int:
-        """Returns a row's length, by which rows are sorted: of a text, the tokens that it reads."""
+        """Return a row's length, by which rows are sorted: of a text, the tokens that it reads."""
 
     @abstractmethod
     def longest(self, rows: Sequence[Any]) -> int:
-        """Returns the length of the longest row, of what is read or what is written."""
+        """Return the length of the longest row, of what is read or what is written."""
 
     @abstractmethod
     def padded_length(self, longest: int) -> int:
-        """Returns the length of a batch whose longest row has the length ``longest``."""
+        """Return the length of a batch whose longest row has the length ``longest``."""
 
     @abstractmethod
     def cost(self, row: Any) -> int:
-        """Returns the length of all that a model computes for a row."""
+        """Return the length of all that a model computes for a row."""
 
     @abstractmethod
     def collate(self, rows: Sequence[Any]) -> Batch:
-        """Returns the rows as one batch."""
+        """Return the rows as one batch."""
 
     def for_training(self, *, multiple: int, longest: int) -> Self:
-        """Returns it as training has it, which may pad to a multiple, at most to ``longest``."""
+        """Return it as training has it, which may pad to a multiple, at most to ``longest``."""
         return self
 
     def unpadded(self) -> Self:
-        """Returns it without padding beyond a batch's longest row."""
+        """Return it without padding beyond a batch's longest row."""
         return replace(self, pad_to_multiple_of=1)
 
     @abstractmethod
     def synthetic(
         self, model: nn.Module, count: int, longest: int, *, ragged: bool = True
     ) -> Sequence[Any]:
-        """Returns random rows, the same ones every time, to try a model on before any record is."""
+        """Return random rows, the same ones every time, to try a model on before any record is."""
 
 
 class EncodedRows(LazySequence[Any]):
@@ -282,7 +282,7 @@ class EncodedRows(LazySequence[Any]):
 
     @property
     def unreadable(self) -> list[str]:
-        """Names of the records that could not be read, and so have nothing to learn; private."""
+        """Name of the records that could not be read, and so have nothing to learn; private."""
         return []
 
     @property
@@ -292,22 +292,22 @@ class EncodedRows(LazySequence[Any]):
 
     @abstractmethod
     def only(self, places: NDArray[np.bool_]) -> Self:
-        """Returns the rows at the places that are True."""
+        """Return the rows at the places that are True."""
 
     @abstractmethod
     def add(self, rows: Self) -> None:
-        """Adds others at the end."""
+        """Add others at the end."""
 
     @abstractmethod
     def content(self) -> Iterator[bytes]:
-        """Yields all that the rows hold, in their order and in a form of one meaning."""
+        """Yield all that the rows hold, in their order and in a form of one meaning."""
 
 
 class ViewBits(Protocol):
     """Where the bits of views come from."""
 
     def bits(self, step: int, record: int, size: int) -> bytes:
-        """Returns random bytes for the view of a record at a step, both counted from 0."""
+        """Return random bytes for the view of a record at a step, both counted from 0."""
 
 
 class RowView(ABC):
@@ -315,14 +315,14 @@ class RowView(ABC):
 
     @abstractmethod
     def __call__(self, row: Any, bits: Bits) -> Any:
-        """Returns the row as it is read this time."""
+        """Return the row as it is read this time."""
 
 
 class ViewedRows(LazySequence[Any]):
     """Rows as they are read at one step."""
 
     def __init__(self, rows: Sequence[Any], view: RowView, source: ViewBits, step: int) -> None:
-        """Views ``rows`` by what ``source`` draws for ``step``."""
+        """View ``rows`` by what ``source`` draws for ``step``."""
         self._rows, self._view, self._source, self._step = rows, view, source, step
 
     def __len__(self) -> int:
@@ -362,13 +362,13 @@ class TextLayout(Layout):
         return len(row.input_ids) + apart
 
     def longest(self, rows: Sequence[TokenizedExample]) -> int:
-        """Returns the tokens of the longest row, the longer of what is read and what is written."""
+        """Return the tokens of the longest row, the longer of what is read and what is written."""
         writes_apart = self.kind == SEQ2SEQ and self.answer == TEXT
         written = [len(row.labels) for row in rows] if writes_apart else []
         return max([len(row.input_ids) for row in rows] + written)
 
     def padded_length(self, longest: int) -> int:
-        """Returns the length of a batch whose longest row has ``longest`` tokens."""
+        """Return the length of a batch whose longest row has ``longest`` tokens."""
         multiple = -(-longest // self.pad_to_multiple_of) * self.pad_to_multiple_of
         if self.max_length is not None:
             multiple = min(multiple, self.max_length)
@@ -435,7 +435,7 @@ class TextLayout(Layout):
     def _text(
         self, rows: Sequence[TokenizedExample], longest: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the labels of texts, and what a decoder reads: the labels, one step late."""
+        """Return the labels of texts, and what a decoder reads: the labels, one step late."""
         targets = [[int(label) for label in row.labels] for row in rows]
         if self.kind != SEQ2SEQ:
             return _padded(targets, longest, IGNORED_LABEL), {}
@@ -446,14 +446,14 @@ class TextLayout(Layout):
 
 
 def _padded(rows: Sequence[list[int]], length: int, value: int) -> Tensor:
-    """Returns the rows as one int64 tensor, shape (b, length), filled up with the value."""
+    """Return the rows as one int64 tensor, shape (b, length), filled up with the value."""
     return torch.tensor([row + [value] * (length - len(row)) for row in rows])
 
 
 def synthetic_rows(
     layout: TextLayout, count: int, longest: int, *, vocab_size: int, ragged: bool = True
 ) -> list[TokenizedExample]:
-    """Returns ``count`` random rows of ``longest`` tokens, the same ones every time.
+    """Return ``count`` random rows of ``longest`` tokens, the same ones every time.
 
     A model is tried on them before any record is touched: they need no tokenizer, and hold nothing
     of the data but the layout.
@@ -499,7 +499,7 @@ def micro_batches(
     units: Sequence[Sequence[int]] | None = None,
     share: RankShare = EVERYTHING,
 ) -> Iterator[Batch]:
-    """Yields the drawn examples, sorted so that little is padding.
+    """Yield the drawn examples, sorted so that little is padding.
 
     Each unit of a piece has as many rows as the largest one, by filler rows (``Batch.is_filler``).
     Units are sorted by their number of rows and then by length, the largest first.
@@ -534,7 +534,7 @@ def micro_batches(
 
 
 def collated_units(units: Sequence[Sequence[Any]], layout: Layout) -> Batch:
-    """Returns the rows of privacy units as one batch, each unit filled up to the largest one.
+    """Return the rows of privacy units as one batch, each unit filled up to the largest one.
 
     Args:
         units: The rows of each unit, at least one.
@@ -565,7 +565,7 @@ def collated_units(units: Sequence[Sequence[Any]], layout: Layout) -> Batch:
 
 
 def _tokens(piece: Sequence[list[Any]], layout: Layout) -> int:
-    """Returns the tokens of a piece, each row padded to the longest, filler rows included."""
+    """Return the tokens of a piece, each row padded to the longest, filler rows included."""
     rows = [row for unit in piece for row in unit]
     records = len(piece) * max(map(len, piece))
     return records * layout.rows_per_record * layout.padded_length(layout.longest(rows))
@@ -576,7 +576,7 @@ def _pieces(
     longest_of: Callable[[Sequence[Any]], int],
     fits: Callable[[int, int], bool],
 ) -> Iterator[list[list[Any]]]:
-    """Yields the units in their order, as many at once as fit by rows and longest row."""
+    """Yield the units in their order, as many at once as fit by rows and longest row."""
     piece: list[list[Any]] = []
     most = longest = 0
     for unit in units:

@@ -102,7 +102,7 @@ class CanaryConfig(Section):
             )
 
     def added(self, *, units: bool) -> int:
-        """Returns by how much canaries raise the public number of examples, or of units.
+        """Return by how much canaries raise the public number of examples, or of units.
 
         Every canary with a coin counts, whatever its coin says: the number tells of none.
         """
@@ -156,7 +156,7 @@ class Canary(StrictModel):
         return self.copies > 0
 
     def record(self, task: Task) -> Record:
-        """Returns it in the task's form."""
+        """Return it in the task's form."""
         return task.canary(self.read, self.learned, number=self.number)
 
 
@@ -204,7 +204,7 @@ def make_canaries(
 
 
 def vocabulary(config: CanaryConfig, words: Sequence[str]) -> list[str]:
-    """Returns the public words of the secret sharer's canaries, drawn without replacement."""
+    """Return the public words of the secret sharer's canaries, drawn without replacement."""
     import numpy as np  # the configuration, which is read without it, is in this module
 
     generator = np.random.default_rng(config.seed)
@@ -213,7 +213,7 @@ def vocabulary(config: CanaryConfig, words: Sequence[str]) -> list[str]:
 
 
 def copies_of(canaries: Iterable[Canary], task: Task) -> list[tuple[Record, str]]:
-    """Returns the records that canaries add to the training records, each with its unit."""
+    """Return the records that canaries add to the training records, each with its unit."""
     return [(canary.record(task), canary.unit) for canary in canaries for _ in range(canary.copies)]
 
 
@@ -230,7 +230,7 @@ class SuffixTokens:
 def suffix_tokens(
     encoding: "Encoding", task: Task, canary: Canary, words: Sequence[str]
 ) -> SuffixTokens:
-    """Returns how the suffixes that a canary could have had lie in its row.
+    """Return how the suffixes that a canary could have had lie in its row.
 
     Raises:
         InputError: The model does not learn each word of a suffix as one token at one place.
@@ -260,7 +260,7 @@ def check_suffixes_learned(
     task: Task,
     encoding: "Encoding",
 ) -> None:
-    """Refuses canaries that ``audit=exposure`` could not look for in the trained model."""
+    """Reject canaries that ``audit=exposure`` could not look for in the trained model."""
     exposed = [canary for canary in canaries if canary.kind == EXPOSURE]
     words = vocabulary(config, whole_words(tokenizer)) if exposed else []
     for canary in exposed:
@@ -315,7 +315,7 @@ def _for_exposure(config: CanaryConfig, words: Sequence[str], key: bytes) -> lis
 
 
 def _drawn(key: bytes, label: str, words: Sequence[str], count: int) -> list[str]:
-    """Returns words drawn independently; of 2^64 places, so that none is likelier by 1e-14."""
+    """Return words drawn independently; of 2^64 places, so that none is likelier by 1e-14."""
     stream = _stream(key, label, 8 * count)
     places = (int.from_bytes(stream[at : at + 8], "big") for at in range(0, len(stream), 8))
     return [words[place % len(words)] for place in places]
@@ -352,7 +352,7 @@ class KeptCanaries(Versioned):
 
 
 def canaries_text(canaries: Sequence[Canary], task: Task) -> str:
-    """Returns the file of a run's canaries, with the texts that a reader can search for."""
+    """Return the file of a run's canaries, with the texts that a reader can search for."""
     kept = tuple(
         merge_models(KeptCanary, canary, texts=_texts(canary.record(task))) for canary in canaries
     )
@@ -360,7 +360,7 @@ def canaries_text(canaries: Sequence[Canary], task: Task) -> str:
 
 
 def read_canaries(folder: Path) -> list[Canary]:
-    """Returns a run's canaries; none where it was trained without."""
+    """Return a run's canaries; none where it was trained without."""
     path = folder / CANARIES
     if not path.exists():
         return []

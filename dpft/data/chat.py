@@ -238,7 +238,7 @@ class ChatEncoding(TextEncoding):
         return answers
 
     def _written(self, example: Any) -> RenderedConversation:
-        """Returns a conversation as the template writes it.
+        """Return a conversation as the template writes it.
 
         Raises:
             InputError: The template does not accept it; the message does not quote it.
@@ -325,7 +325,7 @@ class ChatEncoding(TextEncoding):
         return datetime.now() if self.date is None else datetime.fromisoformat(self.date)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of texts, the template's marks read as the tokens they are."""
+        """Return the ids of texts, the template's marks read as the tokens they are."""
         if not texts:
             return []
         encoded = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)
@@ -338,12 +338,12 @@ class ChatEncoding(TextEncoding):
         return {token.content: number for number, token in added if token.special}
 
     def _has_mark(self, text: str) -> bool:
-        """Returns whether a text spells one of the tokenizer's special tokens."""
+        """Return whether a text spells one of the tokenizer's special tokens."""
         return any(mark in text for mark in self._marks)
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Returns how many ids the two begin with in common."""
+    """Return how many ids the two begin with in common."""
     pairs = zip(first, second, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 

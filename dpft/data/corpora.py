@@ -75,7 +75,7 @@ def corpus_files(task: Task) -> dict[str, list[Path]]:
 
 
 def known_splits(task: Task) -> set[str]:
-    """Returns the splits that a corpus on disk has; none of one that cannot be read."""
+    """Return the splits that a corpus on disk has; none of one that cannot be read."""
     try:
         return set(corpus_files(task))
     except InputError:  # reported when the corpus is read
@@ -83,7 +83,7 @@ def known_splits(task: Task) -> set[str]:
 
 
 def corpus_split(task: Task, split: str) -> list[Path]:
-    """Returns the files of one split."""
+    """Return the files of one split."""
     files = corpus_files(task)
     if split not in files:
         raise InputError(
@@ -138,7 +138,7 @@ def _by_split(place: Path, parts: Sequence[str]) -> dict[str, list[Path]]:
 
 
 def _files(entries: Iterable[Path]) -> Iterator[Path]:
-    """Yields the files among entries and in their folders."""
+    """Yield the files among entries and in their folders."""
     for entry in entries:
         is_hidden, is_folder = entry.name.startswith("."), entry.is_dir()
         if is_folder and not is_hidden:
@@ -193,5 +193,5 @@ def _text(stream: Iterable[bytes], file: str) -> Iterator[bytes]:
 
 
 def _without_end(line: str) -> str:
-    r"""Returns a line without the \n or \r\n that ends it; no other character ends a line."""
+    r"""Return a line without the \n or \r\n that ends it; no other character ends a line."""
     return line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line

@@ -93,7 +93,7 @@ class MaskedTokens(RowView):
 def hidden_spans(
     length: int, *, density: float, mean_span: float, bits: Bits
 ) -> list[tuple[int, int]]:
-    """Returns where T5's hidden spans of a text begin and end, in order; the last one ends it."""
+    """Return where T5's hidden spans of a text begin and end, in order; the last one ends it."""
     hidden, count = noise_of(length, density=density, mean_span=mean_span)
     words = np.frombuffer(bits(WORD_BYTES * length), np.uint64)
     kept = _segments(length - hidden, count, words[hidden:])
@@ -103,7 +103,7 @@ def hidden_spans(
 
 
 def noise_of(length: int, *, density: float, mean_span: float) -> tuple[int, int]:
-    """Returns how many tokens of a text are hidden, and in how many spans.
+    """Return how many tokens of a text are hidden, and in how many spans.
 
     >>> noise_of(568, density=0.15, mean_span=3.0)
     (85, 28)
@@ -116,7 +116,7 @@ def noise_of(length: int, *, density: float, mean_span: float) -> tuple[int, int
 
 
 def corrupted_lengths(length: int, *, density: float, mean_span: float) -> tuple[int, int]:
-    """Returns the tokens of what is read and of the target, of a text of ``length`` tokens.
+    """Return the tokens of what is read and of the target, of a text of ``length`` tokens.
 
     >>> corrupted_lengths(568, density=0.15, mean_span=3.0)
     (512, 114)
@@ -126,7 +126,7 @@ def corrupted_lengths(length: int, *, density: float, mean_span: float) -> tuple
 
 
 def raw_length(longest: int, *, density: float, mean_span: float) -> int:
-    """Returns the longest text of which what is read, and the target, have ``longest`` tokens.
+    """Return the longest text of which what is read, and the target, have ``longest`` tokens.
 
     >>> raw_length(512, density=0.15, mean_span=3.0)
     568
@@ -138,7 +138,7 @@ def raw_length(longest: int, *, density: float, mean_span: float) -> int:
 
 
 def _segments(items: int, count: int, words: NDArray[np.uint64]) -> list[int]:
-    """Returns the lengths of ``count`` stretches, none empty, that ``items`` are cut into.
+    """Return the lengths of ``count`` stretches, none empty, that ``items`` are cut into.
 
     Every way of cutting is as likely as any other.
     """
@@ -206,7 +206,7 @@ class CorpusEncoding(TokenEncoding):
         )
 
     def rows(self, examples: Sequence[Example]) -> list[TokenizedExample]:
-        """Returns the first chunk of each text as it is read to be scored: one view, always."""
+        """Return the first chunk of each text as it is read to be scored: one view, always."""
         rows = [chunks[0] for chunks in self._chunks(examples)]
         view = self.view
         if view is None:
@@ -214,7 +214,7 @@ class CorpusEncoding(TokenEncoding):
         return [view(row, public_bits(row)) for row in rows]
 
     def rows_together(self, examples: Sequence[Example]) -> TokenRows:
-        """Returns the first chunk of each text, of which ``view`` makes what is read."""
+        """Return the first chunk of each text, of which ``view`` makes what is read."""
         return TokenRows([chunks[0] for chunks in self._chunks(examples)])
 
     def rows_in_chunks(self, examples: Sequence[Example]) -> tuple[TokenRows, NDArray[np.int64]]:
@@ -226,7 +226,7 @@ class CorpusEncoding(TokenEncoding):
     def prompts(
         self, examples: Sequence[Example], *, max_length: int, max_new_tokens: int
     ) -> list[list[int]]:
-        """Returns the token ids of prompts for generation.
+        """Return the token ids of prompts for generation.
 
         A beginning that is too long loses its own beginning. A text with gaps (``GAP``) has a
         sentinel in the place of each; words before a gap lose the blank that a filling begins
@@ -356,6 +356,6 @@ class CorpusEncoding(TokenEncoding):
 
 
 def public_bits(row: TokenizedExample) -> Bits:
-    """Returns bits that depend on the row alone, so that a score does not change by chance."""
+    """Return bits that depend on the row alone, so that a score does not change by chance."""
     content = np.array(row.input_ids, np.int64).tobytes()
     return lambda size: shake_256(content).digest(size)

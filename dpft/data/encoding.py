@@ -57,13 +57,13 @@ class RaggedArray:
 
     @classmethod
     def of(cls, lists: Sequence[Sequence[float]], dtype: type[np.generic]) -> "RaggedArray":
-        """Returns the lists in one array of that type."""
+        """Return the lists in one array of that type."""
         bounds = ends_of(np.fromiter(map(len, lists), np.int64, len(lists)))
         values = np.fromiter(chain.from_iterable(lists), dtype, int(bounds[-1]))
         return cls(values=values, bounds=bounds)
 
     def narrowed(self) -> "RaggedArray":
-        """Returns the same numbers in two bytes each, where each is a whole one below 2^16."""
+        """Return the same numbers in two bytes each, where each is a whole one below 2^16."""
         values = self.values
         if values.dtype != np.int32 or not values.size:
             return self
@@ -137,7 +137,7 @@ class Block:
         )
 
     def all_labels(self) -> RaggedArray:
-        """Returns every row's labels."""
+        """Return every row's labels."""
         if self.labels is not None:
             return self.labels
         assert self.unlabeled is not None
@@ -164,12 +164,12 @@ class TokenRows(EncodedRows):
         self.extend(rows)
 
     def extend(self, rows: Iterable[TokenizedExample]) -> None:
-        """Adds rows at the end."""
+        """Add rows at the end."""
         for _, alike in groupby(rows, key=_fields):
             self.append(Block.of(list(alike)))
 
     def append(self, block: Block) -> None:
-        """Adds a block at the end."""
+        """Add a block at the end."""
         self.blocks.append(replace(block, ids=block.ids.narrowed()))
         self._starts.append(self._length)
         self._length += len(block)
@@ -219,17 +219,17 @@ class TokenRows(EncodedRows):
 
 
 def encoded_rows(rows: Sequence[Any]) -> EncodedRows:
-    """Returns rows as they are kept; those that already are are returned themselves."""
+    """Return rows as they are kept; those that already are are returned themselves."""
     return rows if isinstance(rows, EncodedRows) else TokenRows(rows)
 
 
 def ends_of(lengths: Numbers) -> NDArray[np.int64]:
-    """Returns where each of some lists begins, and then where the last one ends."""
+    """Return where each of some lists begins, and then where the last one ends."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def numbered(bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the place of each number in its own list, counted from 0."""
+    """Return the place of each number in its own list, counted from 0."""
     return np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
 
 
@@ -238,7 +238,7 @@ def _fields(row: TokenizedExample) -> tuple[bool, bool]:
 
 
 def _unlabeled(ids: RaggedArray, labels: RaggedArray) -> NDArray[np.int32] | None:
-    """Returns how many of each row's first labels are none; None where others differ from ids."""
+    """Return how many of each row's first labels are none; None where others differ from ids."""
     if labels.values.dtype != np.int32 or not np.array_equal(ids.bounds, labels.bounds):
         return None
     ignored = ends_of(labels.values == IGNORED_LABEL)
@@ -247,7 +247,7 @@ def _unlabeled(ids: RaggedArray, labels: RaggedArray) -> NDArray[np.int32] | Non
 
 
 def _own_ids(ids: RaggedArray, unlabeled: NDArray[np.int32]) -> RaggedArray:
-    """Returns the ids of rows as their labels, the first ones of each without any."""
+    """Return the ids of rows as their labels, the first ones of each without any."""
     is_first = numbered(ids.bounds) < np.repeat(unlabeled, ids.lengths)
     return RaggedArray(
         values=np.where(is_first, np.int32(IGNORED_LABEL), ids.values), bounds=ids.bounds
@@ -255,7 +255,7 @@ def _own_ids(ids: RaggedArray, unlabeled: NDArray[np.int32]) -> RaggedArray:
 
 
 def _columns(block: Block) -> list[RaggedArray]:
-    """Returns the columns of a block: ids, labels, types and the position of the answer."""
+    """Return the columns of a block: ids, labels, types and the position of the answer."""
     none: list[list[int]] = [[]] * len(block)
     answers = np.zeros(len(block), np.int32) if block.answers is None else block.answers
     return [
@@ -267,7 +267,7 @@ def _columns(block: Block) -> list[RaggedArray]:
 
 
 def words_of(columns: Sequence[RaggedArray]) -> bytes:
-    """Returns record by record the lists of each column, each list after its length."""
+    """Return record by record the lists of each column, each list after its length."""
     lengths = np.stack([column.lengths for column in columns], axis=1)
     starts = ends_of(lengths.ravel() + 1)[:-1].reshape(lengths.shape)
     words = np.empty(int(lengths.sum() + lengths.size), np.uint64)
@@ -326,7 +326,7 @@ def tokenize_together(
 def _stretches(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, special_tokens: Sequence[str]
 ) -> tuple[NDArray[np.int32], Whole, Whole]:
-    """Returns ids, and of each record where in them its stretches begin and how long they are."""
+    """Return ids, and of each record where in them its stretches begin and how long they are."""
     parts = [part for example in examples for part in prompt_parts(example)]
     prompts, prompt_places = _distinct(parts, tokenizer, special_tokens)
     targets, target_places = _distinct([example.target for example in examples], tokenizer, ())
@@ -344,7 +344,7 @@ def _stretches(
 def _distinct(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, special_tokens: Sequence[str]
 ) -> tuple[list[list[int]], Whole]:
-    """Returns the ids of the texts, equal ones once, and which of them each text has."""
+    """Return the ids of the texts, equal ones once, and which of them each text has."""
     numbers: dict[str, int] = {}
     places = [numbers.setdefault(text, len(numbers)) for text in texts]
     return token_ids(list(numbers), tokenizer, special_tokens), np.array(places, np.int64)
@@ -390,7 +390,7 @@ class Encoding(ABC):
 
     @abstractmethod
     def rows(self, examples: Sequence[Any]) -> Sequence[Any]:
-        """Returns each record as a row, in order.
+        """Return each record as a row, in order.
 
         Raises:
             InputError: ``max_length`` leaves no room for what must not be cut.
@@ -398,22 +398,22 @@ class Encoding(ABC):
 
     @abstractmethod
     def rows_together(self, examples: Sequence[Any]) -> EncodedRows:
-        """Returns the rows of ``rows`` as they are kept for training; none of no records."""
+        """Return the rows of ``rows`` as they are kept for training; none of no records."""
 
     def by_record(self) -> Self:
-        """Returns it for steps that do not clip: a record is at most one random view of it."""
+        """Return it for steps that do not clip: a record is at most one random view of it."""
         return self
 
     def picture(self, examples: Sequence[Any]) -> bytes | None:
-        """Returns some records as one PNG, to be looked at; None of what is no image."""
+        """Return some records as one PNG, to be looked at; None of what is no image."""
         return None
 
     def readable(self, examples: Sequence[Record]) -> list[Record]:
-        """Returns those of some records that can be read."""
+        """Return those of some records that can be read."""
         return list(examples)
 
     def cuts(self, example: Any) -> bool:
-        """Returns whether a part of a record would have no room."""
+        """Return whether a part of a record would have no room."""
         return False
 
     def check(self, example: Any) -> None:  # noqa: B027 -- by default a model reads every record
@@ -421,14 +421,14 @@ class Encoding(ABC):
 
     @property
     def view(self) -> RowView | None:
-        """Makes what a model reads of a row of ``rows_together``, drawn anew each time.
+        """Make what a model reads of a row of ``rows_together``, drawn anew each time.
 
         None: it reads the row itself.
         """
         return None
 
     def rows_in_chunks(self, examples: Sequence[Any]) -> tuple[EncodedRows, NDArray[np.int64]]:
-        """Returns the rows of all records, and how many each has: one, unless it has several."""
+        """Return the rows of all records, and how many each has: one, unless it has several."""
         return self.rows_together(examples), np.ones(len(examples), np.int64)
 
 
@@ -521,7 +521,7 @@ class TextEncoding(TokenEncoding):
     def prompts(
         self, examples: Sequence[Example], *, max_length: int, max_new_tokens: int
     ) -> list[list[int]]:
-        """Returns the token ids of prompts for generation.
+        """Return the token ids of prompts for generation.
 
         Args:
             examples: The records; their targets are not read.
@@ -539,5 +539,5 @@ class TextEncoding(TokenEncoding):
         return [[*prompt, end] for prompt in cut_prompts(self._cuttable(examples), max_length - 1)]
 
     def _cuttable(self, examples: Sequence[Example]) -> list[TokenizedPrompt]:
-        """Returns each example's prompt in the parts that cutting tells apart."""
+        """Return each example's prompt in the parts that cutting tells apart."""
         return cuttable_prompts(examples, self.tokenizer, self.special_tokens)

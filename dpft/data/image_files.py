@@ -32,7 +32,7 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
 
 
 def parquet_rows(file: Path, names: Mapping[str, str]) -> Iterator[Row]:
-    """Yields a file's rows, its columns under the names of the task.
+    """Yield a file's rows, its columns under the names of the task.
 
     Raises:
         InputError: It cannot be read.
@@ -46,7 +46,7 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".
 
 
 def image_rows(task: Any, split: str) -> Iterator[Row]:
-    """Yields the images of a split; they stay in their files.
+    """Yield the images of a split; they stay in their files.
 
     Raises:
         InputError: There is no such split, no image, a folder that is no class, or a path that
@@ -71,7 +71,7 @@ def image_rows(task: Any, split: str) -> Iterator[Row]:
 
 
 def image_splits(task: Any) -> set[str]:
-    """Returns the splits that are there."""
+    """Return the splits that are there."""
     place = Path(task.data_dir or "").expanduser()
     tables = {split for split in SPLITS if _tables(place, split)}
     return tables or set(_folders(place))
@@ -87,7 +87,7 @@ def _tables(place: Path, split: str) -> list[Path]:
 
 
 def _folders(place: Path) -> dict[str, Path]:
-    """Returns the folder of each split; a folder of classes alone is the training split."""
+    """Return the folder of each split; a folder of classes alone is the training split."""
     if not place.is_dir():
         return {}
     named = {split: place / split for split in SPLITS if (place / split).is_dir()}
@@ -196,7 +196,7 @@ def celeba_rows(task: Any, split: str) -> Iterator[Row]:
 
 
 def celeba_splits(task: Any) -> set[str]:
-    """Returns the splits that are there."""
+    """Return the splits that are there."""
     folder = Path(task.data_dir or "").expanduser()
     if (folder / ATTRIBUTES).is_file() and (folder / PARTITION).is_file():
         return set(PARTS)
@@ -236,7 +236,7 @@ PICKLES = ("data_batch_1", "test_batch", "train", "test", "meta", "batches.meta"
 
 
 def cifar_rows(task: Any, split: str) -> Iterator[Row]:
-    """Yields the images of a split; they stay in their file.
+    """Yield the images of a split; they stay in their file.
 
     Raises:
         InputError: The folder has no such split, or it is of the version for Python, or a file is
@@ -327,7 +327,7 @@ EVERY = 5
 
 
 def digit_rows(task: Any, split: str) -> Iterator[Row]:
-    """Yields the digits of a split, train or test; of train, ``task.half`` of them.
+    """Yield the digits of a split, train or test; of train, ``task.half`` of them.
 
     Raises:
         InputError: scikit-learn is not installed, or there is no such split.
@@ -354,7 +354,7 @@ def digit_rows(task: Any, split: str) -> Iterator[Row]:
 
 
 def places(count: int, split: str, half: str) -> list[int]:
-    """Returns the places of a split's digits.
+    """Return the places of a split's digits.
 
     >>> places(11, "test", "all"), places(11, "train", "public"), places(11, "train", "private")
     ([0, 5, 10], [1, 3, 6, 8], [2, 4, 7, 9])

@@ -51,7 +51,7 @@ BETWEEN = 255
 
 
 def grid(images: Pixels) -> bytes:
-    """Returns images in rows of ten, as PNG."""
+    """Return images in rows of ten, as PNG."""
     from PIL import Image
 
     rows, side = -(-len(images) // COLUMNS), SIDE + GAP
@@ -91,7 +91,7 @@ class ImageRows(EncodedRows):
         examined: Sequence[Examined] = (),
         views: int = 1,
     ) -> None:
-        """Holds an image each; ``views`` rows of each stand one after the other."""
+        """Hold an image each; ``views`` rows of each stand one after the other."""
         self._places, self._answers = list(places), list(answers)
         self._examined = list(examined)
         self._which = np.repeat(np.arange(len(self._places)), views)
@@ -166,7 +166,7 @@ class RandomView(RowView):
 
 
 def augmented(pixels: Pixels, bits: bytes) -> Pixels:
-    """Returns the view of an image that ``VIEW_BYTES`` random bytes choose.
+    """Return the view of an image that ``VIEW_BYTES`` random bytes choose.
 
     Args:
         pixels: Shape (channels, height, width).
@@ -253,7 +253,7 @@ class ImageLayout(Layout):
         ]
 
     def _pixels(self, rows: Sequence[ImageRow]) -> Pixels:
-        """Returns the rows' pixels, shape (b, channels, height, width)."""
+        """Return the rows' pixels, shape (b, channels, height, width)."""
         unread = [row.place for row in rows if row.pixels is None and row.place is not None]
         try:
             read = iter(decoder(self.form, self.workers).decode(unread)) if unread else iter(())
@@ -274,7 +274,7 @@ class ImageLayout(Layout):
 
 @cache
 def decoder(form: ImageForm, workers: int) -> Decoder:
-    """Returns the one decoder of a form: its processes serve training and evaluation alike."""
+    """Return the one decoder of a form: its processes serve training and evaluation alike."""
     return Decoder(form, workers)
 
 

@@ -54,7 +54,7 @@ class Decoder:
     """Makes pixels of images, those that are encoded in worker processes where it has any."""
 
     def __init__(self, form: ImageForm, workers: int = 0) -> None:
-        """Makes them into ``form``; ``workers`` processes start when they are first needed."""
+        """Make them into ``form``; ``workers`` processes start when they are first needed."""
         self.form, self._workers = form, workers
 
     def decode(self, places: Sequence[ImagePlace]) -> Pixels:
@@ -72,7 +72,7 @@ class Decoder:
         return np.stack([pixels for pixels in decoded if pixels is not None]).reshape(shape)
 
     def examine(self, places: Sequence[ImagePlace]) -> list[Examined]:
-        """Returns facts on each image after decoding it; no pixels are kept."""
+        """Return facts on each image after decoding it; no pixels are kept."""
         return self._each(_examined, places)
 
     def _each(

@@ -69,7 +69,7 @@ class Row(NamedTuple):
     """How many columns the header has, where the row has fewer cells."""
 
     def sound(self) -> Mapping[str, object]:
-        """Returns the values.
+        """Return the values.
 
         Raises:
             FaultyRow: It has none.
@@ -107,7 +107,7 @@ SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bar
 
 
 def csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
-    """Yields the rows of a .csv file, whose first line is its header.
+    """Yield the rows of a .csv file, whose first line is its header.
 
     If the header has a single column with commas and several with exactly one other of
     ``SEPARATORS``, then that one separates the cells. Only the header decides, so that no record
@@ -216,7 +216,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=each_key_once)
 
 
 def packed(read: Callable[[Iterable[bytes], str], Iterator[Row]]) -> Reader:
-    """Returns a reader of files that ``read`` reads once gzip has unpacked them."""
+    """Return a reader of files that ``read`` reads once gzip has unpacked them."""
 
     def read_packed(stream: BinaryIO, file: str) -> Iterator[Row]:
         try:
@@ -231,7 +231,7 @@ def packed(read: Callable[[Iterable[bytes], str], Iterator[Row]]) -> Reader:
 
 
 def _json_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
-    """Yields the objects of a file that is one list of them."""
+    """Yield the objects of a file that is one list of them."""
     text = "".join(decoded_lines(stream, file))
     try:
         values = json.loads(text, object_pairs_hook=each_key_once)
@@ -281,7 +281,7 @@ def _parquet_rows(stream: BinaryIO, file: str) -> Iterator[Row]:
 
 
 def decoded_lines(stream: Iterable[bytes], file: str) -> Iterator[str]:
-    """Yields the lines as text, ends included, without a byte-order mark.
+    """Yield the lines as text, ends included, without a byte-order mark.
 
     Raises:
         InputError: A line is not UTF-8; names file and line.
@@ -298,7 +298,7 @@ def decoded_lines(stream: Iterable[bytes], file: str) -> Iterator[str]:
 
 
 def line_place(file: str, line: int) -> str:
-    """Returns how messages name a line."""
+    """Return how messages name a line."""
     return f"{file}, line {line}"
 
 
@@ -313,7 +313,7 @@ FORMATS: dict[str, Reader] = {
 
 
 def file_rows(path: Path, formats: Mapping[str, Reader] | None = None) -> Iterator[Row]:
-    """Yields a file's rows, not yet checked.
+    """Yield a file's rows, not yet checked.
 
     Raises:
         InputError: It cannot be read; names file and line.
@@ -339,7 +339,7 @@ RowValues = Sequence[Mapping[str, Any]]
 
 
 def write_rows(path: Path, rows: RowValues, *, mode: int = 0o644) -> None:
-    """Writes the rows in the format that the file's name ends with, whole or not at all.
+    """Write the rows in the format that the file's name ends with, whole or not at all.
 
     The columns of a table come in the order in which rows name them; a row that lacks one has
     nothing there.
@@ -379,7 +379,7 @@ def _parquet_bytes(rows: RowValues) -> bytes:
 
 
 def _array(values: Sequence[Any]) -> Any:
-    """Returns a column, as text where its values are of several types."""
+    """Return a column, as text where its values are of several types."""
     import pyarrow
 
     try:
@@ -389,7 +389,7 @@ def _array(values: Sequence[Any]) -> Any:
 
 
 def _cell(value: Any) -> str | None:
-    """Returns a value as text; a number is written as JSON has it."""
+    """Return a value as text; a number is written as JSON has it."""
     return value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False)
 
 
@@ -419,7 +419,7 @@ _held: ContextVar[dict[str, Rows] | None] = ContextVar("rows_in_memory", default
 
 @contextmanager
 def rows_in_memory(rows: Rows | Splits | None, *, split: str = TRAIN) -> Iterator[None]:
-    """Holds rows inside the block, where ``task.source=memory`` reads them.
+    """Hold rows inside the block, where ``task.source=memory`` reads them.
 
     Args:
         rows: Of one split, or of several by name; None: there are none, and nothing changes.
@@ -439,7 +439,7 @@ def rows_in_memory(rows: Rows | Splits | None, *, split: str = TRAIN) -> Iterato
 
 
 def split_tables(rows: Rows | Splits, split: str = TRAIN) -> dict[str, Rows]:
-    """Returns the tables by split; one table alone is of ``split``.
+    """Return the tables by split; one table alone is of ``split``.
 
     Raises:
         InputError: They are no rows.
@@ -469,12 +469,12 @@ def split_tables(rows: Rows | Splits, split: str = TRAIN) -> dict[str, Rows]:
 
 
 def held_splits() -> tuple[str, ...]:
-    """Returns the splits of which rows are held; none outside of ``rows_in_memory``."""
+    """Return the splits of which rows are held; none outside of ``rows_in_memory``."""
     return tuple(_held.get() or ())
 
 
 def memory_rows(split: str) -> Iterator[Row]:
-    """Yields the rows held of a split, not yet checked.
+    """Yield the rows held of a split, not yet checked.
 
     Raises:
         InputError: None are held, or one is no mapping, or two columns have one name.

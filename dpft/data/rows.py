@@ -45,7 +45,7 @@ def accept_all(record: Record) -> None:
 def examples_of(
     task: Task, row: Row, *, blank: bool = False, check: Check = accept_all
 ) -> Sequence[Record]:
-    """Returns the examples a row stands for.
+    """Return the examples a row stands for.
 
     Args:
         task: Says what a row means.
@@ -134,7 +134,7 @@ def _lines(before: str, lines: Sequence[str]) -> str:
 
 
 def with_unique_groups(examples: Sequence[Record], taken: set[str]) -> Sequence[Record]:
-    """Returns a row's examples, their groups renamed where an earlier row has them: "… (2)"."""
+    """Return a row's examples, their groups renamed where an earlier row has them: "… (2)"."""
     texts = [example for example in examples if isinstance(example, Example)]
     names = {group: _unused(group, taken) for group in {example.group for example in texts}}
     taken.update(names.values())
@@ -147,7 +147,7 @@ def _unused(group: str, taken: set[str]) -> str:
 
 
 def row_values(task: Task, row: Row, columns: Sequence[str]) -> dict[str, Any]:
-    """Returns a row's values of some of the task's columns, under the task's own names.
+    """Return a row's values of some of the task's columns, under the task's own names.
 
     Raises:
         FaultyRow: A column is missing, or does not hold text where it must.
@@ -182,7 +182,7 @@ def _value(task: Task, row: Row, column: str, needed: Sequence[str]) -> object:
 
 
 def _text_or_blank(task: Task, row: Row, column: str) -> object:
-    """Returns a row's value of a column; an empty text in the place of a missing or faulty one."""
+    """Return a row's value of a column; an empty text in the place of a missing or faulty one."""
     try:
         value = _value(task, row, column, task.columns)
     except FaultyRow:
@@ -192,12 +192,12 @@ def _text_or_blank(task: Task, row: Row, column: str) -> object:
 
 
 def _names(task: Task, column: str) -> list[str]:
-    """Returns the names under which a row may hold a column: its own, then its aliases."""
+    """Return the names under which a row may hold a column: its own, then its aliases."""
     return [column, *(alias for alias, name in task.column_aliases.items() if name == column)]
 
 
 def _present(task: Task, row: Row, column: str) -> list[str]:
-    """Returns those of a column's names that the row has."""
+    """Return those of a column's names that the row has."""
     return [name for name in _names(task, column) if name in row.values]
 
 
@@ -225,7 +225,7 @@ def _named_by(key: str, row: Row, column: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """Returns a column's name for a terminal: nothing that moves its cursor, a long one cut."""
+    """Return a column's name for a terminal: nothing that moves its cursor, a long one cut."""
     text = "".join(letter if letter.isprintable() else "?" for letter in name)
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
@@ -270,7 +270,7 @@ PROMPTS = "prompts"
 def load_prompts(
     task: TextTask, file: str, check: Check = accept_all
 ) -> list[tuple[dict[str, Any], Example]]:
-    """Returns each row's prompt columns, and the prompt that the task makes of them.
+    """Return each row's prompt columns, and the prompt that the task makes of them.
 
     ``check`` is as in ``examples_of``.
 
@@ -324,7 +324,7 @@ def are_records(task: Task, file: str) -> bool:
 
 
 def split_files(task: Task) -> list[Path]:
-    """Returns the files on this machine that the task's splits are read from."""
+    """Return the files on this machine that the task's splits are read from."""
     if task.effective_source == "embedded":
         return [entry for entry in EMBEDDED_SAMPLE.iterdir() if entry.is_file()]
     if task.data_dir is None:

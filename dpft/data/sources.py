@@ -57,14 +57,14 @@ OFFLINE_HINT = "task=e2e task.source=embedded model=tiny"
 
 
 def cache_directory() -> Path:
-    """Returns the folder for downloads: ``$DPFT_CACHE``, else dpft in the user's cache folder."""
+    """Return the folder for downloads: ``$DPFT_CACHE``, else dpft in the user's cache folder."""
     if "DPFT_CACHE" in os.environ:
         return Path(os.environ["DPFT_CACHE"]).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpft"
 
 
 def fetch(url: str, *, cache: bool) -> bytes:
-    """Returns a file's bytes.
+    """Return a file's bytes.
 
     Args:
         url: An http or https address.
@@ -108,7 +108,7 @@ def _download(url: str) -> bytes:
 
 
 def _store(content: bytes, path: Path) -> None:
-    """Writes the file whole or not at all; without a writable cache it is fetched every time."""
+    """Write the file whole or not at all; without a writable cache it is fetched every time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
@@ -134,7 +134,7 @@ _FORMS = {
 
 
 def local_form(name: str) -> LocalForm:
-    """Returns a form by what ``Task.local_form`` calls it."""
+    """Return a form by what ``Task.local_form`` calls it."""
     module, _, attribute = _FORMS[name].partition(":")
     form: LocalForm = getattr(import_module(module), attribute)
     return form
@@ -252,7 +252,7 @@ def _read_with_blanks(task: Task, member: Task, row: Row, check: Check) -> Seque
 
 
 def _rows_of_members(task: Task, split: str) -> Iterator[tuple[Task, Row]]:
-    """Yields the rows of a split, each with the task that it is of."""
+    """Yield the rows of a split, each with the task that it is of."""
     note_records_read()
     for member in task.members(split):
         rows = _ROWS[member.task.effective_source](member.task, member.part)
@@ -282,7 +282,7 @@ def _local_rows(task: Task, split: str) -> Iterator[Row]:
 
 
 def has_training_split_alone(task: Task) -> bool:
-    """Returns whether the data (a file, a corpus, a table in memory) are a training split alone."""
+    """Return whether the data (a file, a corpus, a table in memory) are a training split alone."""
     if task.effective_source == MEMORY:
         return held_splits() == (TRAIN,)
     if task.effective_source != "local" or task.data_dir is None:
@@ -308,7 +308,7 @@ def has_split(task: Task, split: str) -> bool:
 
 
 def _only_file(file: Path, split: str) -> Path:
-    """Returns the file, which is the training split."""
+    """Return the file, which is the training split."""
     if split != "train":
         raise InputError(
             f"task.data_dir={file} is one file, the training split, and has no {split} split."

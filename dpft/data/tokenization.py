@@ -63,7 +63,7 @@ class TokenizedPrompt:
         return len(self.start) + len(self.record) + len(self.separator)
 
     def cut_to(self, length: int) -> list[int]:
-        """Returns at most ``length`` ids: the record gives way at its end or its beginning first.
+        """Return at most ``length`` ids: the record gives way at its end or its beginning first.
 
         Where the rest has no room either, its own beginning goes.
         """
@@ -80,7 +80,7 @@ def tokenize(
     max_length: int,
     special_tokens: Sequence[str] = (),
 ) -> list[TokenizedExample]:
-    """Returns each example in tokens, cut to ``max_length`` on its own.
+    """Return each example in tokens, cut to ``max_length`` on its own.
 
     What does not fit is cut from the middle of the prompt, at the end that the example names:
     the prompt's lead and separator, the target and the end-of-text token stay. A target too long
@@ -147,7 +147,7 @@ def join_prompt_and_target(
 def cut_prompts(
     prompts: Sequence[TokenizedPrompt], max_length: int, max_new_tokens: int = 0
 ) -> list[list[int]]:
-    """Returns each prompt in tokens, cut as in ``tokenize`` with room for an answer.
+    """Return each prompt in tokens, cut as in ``tokenize`` with room for an answer.
 
     Args:
         prompts: As ``cuttable_prompts``, by the same tokenizer as at training.
@@ -170,7 +170,7 @@ def cut_prompts(
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Returns the token that a causal model reads first where there is no prompt.
+    """Return the token that a causal model reads first where there is no prompt.
 
     The beginning-of-text token, or the end-of-text token where there is none.
     """
@@ -183,7 +183,7 @@ def cuttable_prompts(
     tokenizer: PreTrainedTokenizerBase,
     special_tokens: Sequence[str] = (),
 ) -> list[TokenizedPrompt]:
-    """Returns the examples' prompts, not yet cut; their targets are not read."""
+    """Return the examples' prompts, not yet cut; their targets are not read."""
     opening = opening_ids(tokenizer)
     start = opening or [start_id(tokenizer)]
     parts = [prompt_parts(example) for example in examples]
@@ -202,19 +202,19 @@ def cuttable_prompts(
 
 
 def prompt_parts(example: Example) -> tuple[str, str, str]:
-    """Returns a prompt's lead, its record and its separator."""
+    """Return a prompt's lead, its record and its separator."""
     end = len(example.prompt) - len(example.separator)
     return example.lead, example.prompt[len(example.lead) : end], example.separator
 
 
 def opening_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Returns the beginning-of-text token if the tokenizer opens every text with it (Llama)."""
+    """Return the beginning-of-text token if the tokenizer opens every text with it (Llama)."""
     opening = tokenizer("")["input_ids"][:1]
     return opening if opening == [tokenizer.bos_token_id] else []
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Returns the tokens that the tokenizer puts before and after every text."""
+    """Return the tokens that the tokenizer puts before and after every text."""
     around = list(tokenizer("")["input_ids"])
     opening = {tokenizer.bos_token_id, tokenizer.cls_token_id}
     start = around[: sum(token in opening for token in around[:1])]
@@ -226,7 +226,7 @@ def lost_a_part(
     max_length: int,
     read_whole: Callable[[list[int]], Sequence[Sequence[int]]],
 ) -> list[bool]:
-    """Returns which rows lost a part.
+    """Return which rows lost a part.
 
     Args:
         rows: Token ids, cut to ``max_length``.
@@ -243,7 +243,7 @@ def lost_a_part(
 def token_ids(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, special_tokens: Sequence[str] = ()
 ) -> list[list[int]]:
-    """Returns the ids of each text.
+    """Return the ids of each text.
 
     One call, which a fast tokenizer spreads over the cores; equal texts are tokenised once (E2E's
     42,061 records are 4,862 distinct ones), and share a list.
@@ -263,7 +263,7 @@ def token_ids(
 
 
 def _plain_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Sequence[list[int]]:
-    """Returns the ids of texts, at least one, without marks around them or special tokens."""
+    """Return the ids of texts, at least one, without marks around them or special tokens."""
     if has_plain_call(tokenizer):
         return _fast_ids(texts, tokenizer)
     encoded = tokenizer(
@@ -277,7 +277,7 @@ def _plain_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Sequence
 
 
 def has_plain_call(tokenizer: PreTrainedTokenizerBase) -> TypeGuard[PreTrainedTokenizerFast]:
-    """Returns whether a tokenizer is a fast one whose class reads texts as fast ones do."""
+    """Return whether a tokenizer is a fast one whose class reads texts as fast ones do."""
     kind = type(tokenizer)
     return (
         isinstance(tokenizer, PreTrainedTokenizerFast)

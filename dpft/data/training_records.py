@@ -41,7 +41,7 @@ class LazySequence(Sequence[Item]):
 
     @abstractmethod
     def _at(self, place: int) -> Item:
-        """Returns the item at a place, counted from 0."""
+        """Return the item at a place, counted from 0."""
 
     @overload
     def __getitem__(self, at: int) -> Item: ...
@@ -67,7 +67,7 @@ class PackedRecords(LazySequence[Record]):
         self._unpacked: tuple[int, list[Record]] = (-1, [])
 
     def only(self, places: Sequence[int]) -> "PackedRecords":
-        """Returns the records at some places alone, held together with the others."""
+        """Return the records at some places alone, held together with the others."""
         if places == range(len(self)):
             return self
         chosen = PackedRecords()
@@ -76,7 +76,7 @@ class PackedRecords(LazySequence[Record]):
         return chosen
 
     def drain(self) -> Iterator[Record]:
-        """Yields the records, places ascending, and forgets those of each block that is done.
+        """Yield the records, places ascending, and forget those of each block that is done.
 
         No record of these can be had afterwards, nor of others that are held together with them.
         """
@@ -107,14 +107,14 @@ class PackedRecords(LazySequence[Record]):
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yields the items in lists of a size; the last one may be shorter."""
+    """Yield the items in lists of a size; the last one may be shorter."""
     rest = iter(items)
     while piece := list(islice(rest, size)):
         yield piece
 
 
 def drained(records: Sequence[Record]) -> Iterator[Record]:
-    """Yields each record once; packed ones are forgotten meanwhile."""
+    """Yield each record once; packed ones are forgotten meanwhile."""
     return records.drain() if isinstance(records, PackedRecords) else iter(records)
 
 
@@ -157,7 +157,7 @@ class _Packer:
 
 
 def group_by_unit(values: Sequence[str]) -> list[list[int]]:
-    """Returns the positions of each unit's records, units in the order in which each first occurs.
+    """Return the positions of each unit's records, units in the order in which each first occurs.
 
     >>> group_by_unit(["ann", "bob", "ann"])
     [[0, 2], [1]]
@@ -175,7 +175,7 @@ def bounded_units(
     records_per_unit: int,
     key: bytes,
 ) -> list[list[int]]:
-    """Returns the positions of the records that training keeps of each unit, maybe none.
+    """Return the positions of the records that training keeps of each unit, maybe none.
 
     Of a unit with more usable records than ``records_per_unit``, those of the smallest keyed
     hashes of the unit and the record's number within it are kept.
@@ -198,7 +198,7 @@ def bounded_units(
 
 
 def units_of_chunks(counts: NDArray[np.int64], usable: NDArray[np.bool_]) -> list[list[int]]:
-    """Returns the positions of each record's chunks that can be trained on, maybe none.
+    """Return the positions of each record's chunks that can be trained on, maybe none.
 
     >>> units_of_chunks(np.array([2, 1, 2]), np.array([True, True, False, True, True]))
     [[0, 1], [], [3, 4]]
@@ -225,7 +225,7 @@ _BITS = 64
 
 
 def new_key() -> bytes:
-    """Returns a secret key from the operating system's entropy."""
+    """Return a secret key from the operating system's entropy."""
     return secrets.token_bytes(KEY_BYTES)
 
 
@@ -251,7 +251,7 @@ def split_held_out(
 
 
 def records_fingerprint(records: Iterable[Record], units: Iterable[str], key: bytes) -> str:
-    """Returns a keyed hash of the records in their order, which says nothing without the key.
+    """Return a keyed hash of the records in their order, which says nothing without the key.
 
     Args:
         records: What a task made of rows.

@@ -45,7 +45,7 @@ class LayerUse:
     """Whether the clipper keeps per-example gradients of it, instead of inputs and gradients."""
 
     def of_rows(self, rows: int, before: int) -> "LayerUse":
-        """Returns the call with another number of rows."""
+        """Return the call with another number of rows."""
         return replace(
             self,
             inputs=self.inputs * rows // before,
@@ -71,7 +71,7 @@ class Activations:
     uses: Sequence[LayerUse]
 
     def of_rows(self, rows: int) -> "Activations":
-        """Returns the activations of a micro-batch of so many rows: each row leaves as much."""
+        """Return the activations of a micro-batch of so many rows: each row leaves as much."""
         if rows == self.rows:
             return self
         return Activations(
@@ -143,7 +143,7 @@ class _Trace(TorchFunctionMode):
         self._uses: list[LayerUse] = []
 
     def ignore(self, model: nn.Module) -> None:
-        """Counts parameters as none of it."""
+        """Count parameters as none of it."""
         self._parameters = {_storage(parameter) for parameter in model.parameters()}
 
     def __torch_function__(
@@ -156,7 +156,7 @@ class _Trace(TorchFunctionMode):
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Counts while the block runs."""
+        """Count while the block runs."""
         handles = [m.register_forward_hook(self._called) for m in model.modules()]
         for number, block in enumerate(self._blocks):
             handles.append(block.register_forward_pre_hook(self._entering(number)))

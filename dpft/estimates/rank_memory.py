@@ -41,7 +41,7 @@ NUMBER, DOUBLE = 4, 8
 
 
 def shard_size(config: ParallelConfig, processes: int) -> int:
-    """Returns into how many shards a model is cut."""
+    """Return into how many shards a model is cut."""
     if not config.shards_model:
         return 1
     return config.shard_size or processes
@@ -107,7 +107,7 @@ def rank_shapes(
     processes: int,
     optimizer: OptimizerConfig,
 ) -> RankShapes:
-    """Returns the shapes of the first process; the others have as much, or a row less."""
+    """Return the shapes of the first process; the others have as much, or a row less."""
     shards = shard_size(config, processes)
     trained = [p for p in model.parameters() if p.requires_grad]
     cuts = {p: Cut(tuple(p.shape) or (1,), shards) for p in model.parameters()}
@@ -147,7 +147,7 @@ class StepShapes:
 
 
 def heap_factor(shapes: RankShapes) -> float:
-    """Returns what glibc holds for activations, of what they take."""
+    """Return what glibc holds for activations, of what they take."""
     return HEAP_OVER_QUANTIZED if shapes.dequantized_bytes else HEAP
 
 
@@ -189,7 +189,7 @@ def peak_memory(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
 
 
 def _sums(shapes: RankShapes, step: StepShapes, further: int = 0) -> int:
-    """Returns the bytes of a step's sum, once its last micro-batch is added or some before.
+    """Return the bytes of a step's sum, once its last micro-batch is added or some before.
 
     The sum itself, and from the second addition on what additions lose (``CompensatedSums``).
     """
@@ -201,7 +201,7 @@ def _sums(shapes: RankShapes, step: StepShapes, further: int = 0) -> int:
 
 
 def _at_update(shapes: RankShapes, step: StepShapes) -> int:
-    """Returns the bytes of the gradient, and of what additions lost, kept until the next step."""
+    """Return the bytes of the gradient, and of what additions lost, kept until the next step."""
     lost = 0
     if step.engine is not None and step.micro_batches > 1 and not shapes.pushes:
         lost = shapes.trained
@@ -229,7 +229,7 @@ def _finishing(shapes: RankShapes, *, is_private: bool) -> int:
 
 
 def _gathered(shapes: RankShapes) -> int:
-    """Returns the bytes of what is gathered, or dequantized, while the model runs.
+    """Return the bytes of what is gathered, or dequantized, while the model runs.
 
     A quantized weight is there in float32 only while its layer multiplies by it. FSDP gathers a
     group into one piece of memory and copies its parameters out of it; where the root comes, at the
@@ -270,7 +270,7 @@ def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
 
 
 def _kept(step: StepShapes) -> int:
-    """Returns the bytes that are kept of layers' inputs and gradients until norms are known."""
+    """Return the bytes that are kept of layers' inputs and gradients until norms are known."""
     total = 0
     for use in step.activations.uses:
         formed = NUMBER * use.numbers * step.activations.rows

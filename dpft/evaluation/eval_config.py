@@ -58,14 +58,14 @@ class EvalConfig(Section):
         return None
 
     def steps_between(self, num_examples: int, expected_batch_size: int) -> int | None:
-        """Returns the steps between two evaluations while training; None: there are none."""
+        """Return the steps between two evaluations while training; None: there are none."""
         if self.every_epochs is None:
             return self.every_steps
         return max(1, round(self.every_epochs * num_examples / expected_batch_size))
 
 
 def check_schedule(task: Task, config: EvalConfig) -> None:
-    """Refuses to score private records while training: each score would be one more release.
+    """Reject to score private records while training: each score would be one more release.
 
     Raises:
         InputError: The split is private, or nothing is scored at all.
@@ -88,7 +88,7 @@ def check_schedule(task: Task, config: EvalConfig) -> None:
 
 
 def check_held_out(task: Task, config: EvalConfig) -> None:
-    """Refuses to hold records out where there are others to score.
+    """Reject to hold records out where there are others to score.
 
     Raises:
         InputError: The task has splits of its own, or another one is asked for.
@@ -114,7 +114,7 @@ def check_held_out(task: Task, config: EvalConfig) -> None:
 
 
 def reads_training_split(task: Task, config: EvalConfig) -> bool:
-    """Returns whether the split, or a part of it, is the training split or a part of that."""
+    """Return whether the split, or a part of it, is the training split or a part of that."""
     training = {"train", *task.parts("train")}
     # On the hub a part may be a slice or a sum of splits: train[:100], validation+train, all.
     return config.split == "train" or any(

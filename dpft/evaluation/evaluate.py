@@ -81,7 +81,7 @@ def compute_metrics(
     settings: MetricsConfig | None = None,
     language: str | None = None,
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Returns the metrics' values, and the reason of each that has none.
+    """Return the metrics' values, and the reason of each that has none.
 
     Args:
         names: Names of metrics of ``dpft.evaluation.metrics``.
@@ -111,7 +111,7 @@ def _value(
     settings: MetricsConfig,
     language: str | None,
 ) -> float:
-    """Returns a metric's finite value."""
+    """Return a metric's finite value."""
     from dpft.evaluation.local_metric import compute
 
     if spec.english_only and language not in (None, ENGLISH):
@@ -190,7 +190,7 @@ class Answers(ABC):
     def to_score(
         self, task: Any, examples: Sequence[Record], config: EvalConfig, split: str
     ) -> Sequence[Any]:
-        """Returns the inputs or records of a split to score, ``config.limit`` at most.
+        """Return the inputs or records of a split to score, ``config.limit`` at most.
 
         Raises:
             InputError: The split is empty.
@@ -209,7 +209,7 @@ class Answers(ABC):
 
     @abstractmethod
     def inputs(self, task: Any, examples: Sequence[Any]) -> list[str]:
-        """Returns a split's inputs in the words by which a file of predictions names them."""
+        """Return a split's inputs in the words by which a file of predictions names them."""
 
     @abstractmethod
     def of_model(
@@ -220,11 +220,11 @@ class Answers(ABC):
         decode: DecodeConfig,
         on_progress: OnProgress | None = None,
     ) -> Scored:
-        """Returns a model's answers to the chosen ones, beside the right ones."""
+        """Return a model's answers to the chosen ones, beside the right ones."""
 
     @abstractmethod
     def of_file(self, task: Any, chosen: Sequence[Any], texts: Sequence[str]) -> Scored:
-        """Returns the answers in a file of predictions, one text for each of ``chosen``.
+        """Return the answers in a file of predictions, one text for each of ``chosen``.
 
         Raises:
             InputError: One is no answer; it is named by its number, not quoted.
@@ -351,7 +351,7 @@ class LabelAnswers(Answers):
         gold: Sequence[Any],
         spelt: Callable[[Any], str],
     ) -> tuple[Prediction, ...]:
-        """Returns the answers to records in words, beside the right ones."""
+        """Return the answers to records in words, beside the right ones."""
         return tuple(
             Prediction(input=name, prediction=spelt(one), references=(spelt(right),))
             for name, one, right in zip(self.inputs(task, records), told, gold, strict=True)
@@ -391,7 +391,7 @@ class AttributeAnswers(LabelAnswers):
     def _scored_attributes(
         self, task: ImageTask, records: Sequence[LabeledImage], told: Sequence[Sequence[float]]
     ) -> Scored:
-        """Returns attributes of any origin beside the right ones, and the accuracy of each."""
+        """Return attributes of any origin beside the right ones, and the accuracy of each."""
 
         def spelt(one: Sequence[float]) -> str:
             return ", ".join(name for name, is_one in zip(task.classes, one, strict=True) if is_one)
@@ -408,7 +408,7 @@ class AttributeAnswers(LabelAnswers):
 
 
 def counter(task: str, total: int, on_progress: OnProgress | None) -> Callable[[int], None]:
-    """Returns a function that adds up batch sizes and reports the sum."""
+    """Return a function that adds up batch sizes and reports the sum."""
     done = 0
 
     def count(batch_size: int) -> None:
@@ -437,7 +437,7 @@ class Evaluation(StageScores):
     """In the order of the split; ``record`` leaves them out."""
 
     def record(self, *, public: bool) -> ScoreEntry:
-        """Returns the entry for metrics.json; of a public split, with a few texts to be shown."""
+        """Return the entry for metrics.json; of a public split, with a few texts to be shown."""
         values = self.model_dump(exclude={"picture", "predictions", "confusion"})
         return ScoreEntry(
             **values,
@@ -460,7 +460,7 @@ def evaluate_model(
     stage: Stage = "after",
     on_progress: OnProgress | None = None,
 ) -> Evaluation:
-    """Returns the model's scores on the split, and its predictions.
+    """Return the model's scores on the split, and its predictions.
 
     Args:
         outputs: The model's; of several processes that have it the first one alone scores.
@@ -494,7 +494,7 @@ def evaluate_parts(
     config: EvalConfig,
     **settings: Any,
 ) -> list[Evaluation]:
-    """Returns the scores of each part of a split, by the part's name; see ``evaluate_model``.
+    """Return the scores of each part of a split, by the part's name; see ``evaluate_model``.
 
     Where the task says so, the mean of them follows, under the split's own name.
     """
@@ -530,7 +530,7 @@ def mean_of(evaluations: Sequence[Evaluation], split: str) -> Evaluation:
 
 
 def inputs_of(task: Task, examples: Sequence[Record]) -> list[str]:
-    """Returns a split's inputs in the words by which a file of predictions names them."""
+    """Return a split's inputs in the words by which a file of predictions names them."""
     return ANSWERS[task.answers].inputs(task, examples)
 
 
@@ -544,7 +544,7 @@ def score_predictions(
     split: str | None = None,
     stage: Stage = "after",
 ) -> Evaluation:
-    """Returns the scores of texts that some system wrote, without a model.
+    """Return the scores of texts that some system wrote, without a model.
 
     Args:
         task: The task the examples are of.

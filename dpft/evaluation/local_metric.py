@@ -64,12 +64,12 @@ class LocalMetric(evaluate.Metric):  # type: ignore[misc]
     """A metric of ``dpft.evaluation.metrics`` in the shape of Hugging Face's ``evaluate``."""
 
     def __init__(self, spec: MetricSpec, **settings: Any) -> None:
-        """Wraps the metric; ``settings`` go to ``evaluate.Metric``."""
+        """Wrap the metric; ``settings`` go to ``evaluate.Metric``."""
         self.spec = spec
         super().__init__(**settings)
 
     def _build_data_dir(self) -> str:
-        """Returns the folder of the columns, made only where they are not kept in memory."""
+        """Return the folder of the columns, made only where they are not kept in memory."""
         folder: str = self._data_dir_root if self.keep_in_memory else super()._build_data_dir()
         return folder
 
@@ -91,7 +91,7 @@ def compute(
     settings: MetricsConfig = NO_SETTINGS,
     language: str | None = None,
 ) -> float:
-    """Returns the metric's value on the columns, of texts in ``language``.
+    """Return the metric's value on the columns, of texts in ``language``.
 
     Guarantees:
         No text touches the disk: ``evaluate`` would else write the columns to its cache, and the

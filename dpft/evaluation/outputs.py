@@ -137,7 +137,7 @@ class ModelOutputs:
     def likelihoods(
         self, examples: Sequence[Example], on_batch: Callable[[int], None]
     ) -> Likelihoods:
-        """Returns the model's likelihood of each example's target given its prompt.
+        """Return the model's likelihood of each example's target given its prompt.
 
         The prompt's own tokens do not count, also where a model learned to write them.
 
@@ -149,7 +149,7 @@ class ModelOutputs:
     def next_tokens(
         self, examples: Sequence[Example], on_batch: Callable[[int], None]
     ) -> NextTokens:
-        """Returns how many tokens of each example's target the model holds for the likeliest."""
+        """Return how many tokens of each example's target the model holds for the likeliest."""
         return NextTokens(*self._of_targets(token_hits, examples, on_batch))
 
     def pairs(
@@ -194,7 +194,7 @@ class ModelOutputs:
     def answers(
         self, examples: Sequence[LabeledExample | LabeledImage], on_batch: Callable[[int], None]
     ) -> list[list[float]]:
-        """Returns the model's answer to each record, in order.
+        """Return the model's answer to each record, in order.
 
         Returns:
             For each record the probabilities of the label words or classes, or one number.
@@ -209,11 +209,11 @@ class ModelOutputs:
         return put_together([answers[index] for index in range(len(mine))], self.ranks)
 
     def _of_all(self, on_batch: Callable[[int], None]) -> Callable[[int], None]:
-        """Returns ``on_batch`` scaled by the number of processes, which all read as much."""
+        """Return ``on_batch`` scaled by the number of processes, which all read as much."""
         return lambda count: on_batch(count * self.ranks.size)
 
     def _batches(self, examples: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
-        """Yields the records in batches on the model's device, longest first, without dropout.
+        """Yield the records in batches on the model's device, longest first, without dropout.
 
         Each batch comes after the positions of its records in ``examples``.
         """

@@ -53,7 +53,7 @@ class _Row(NamedTuple):
 def write_predictions(
     path: Path, predictions: Sequence[Prediction], *, private: bool = False
 ) -> None:
-    """Writes the predictions as JSON lines, under a temporary name first."""
+    """Write the predictions as JSON lines, under a temporary name first."""
     write_jsonl(path, map(as_json, predictions), mode=0o600 if private else 0o644)
 
 
@@ -108,7 +108,7 @@ def read_predictions(
 
 
 def _lines(path: Path) -> list[str]:
-    """Returns the file's lines without their ends and without a byte-order mark."""
+    """Return the file's lines without their ends and without a byte-order mark."""
     data = _bytes(path)
     try:
         text = data.decode("utf-8-sig")
@@ -188,7 +188,7 @@ def _tsv_rows(path: Path, lines: list[str]) -> Iterator[_Row]:
 
 
 def _unquoted(field: str) -> str:
-    """Returns a field without the quotes around it, if they are quotes of the file format.
+    """Return a field without the quotes around it, if they are quotes of the file format.
 
     Line by line, unlike a CSV reader, to which an output that opens with a quotation mark in an
     unquoted file would hide the lines after it.
@@ -245,13 +245,13 @@ _ESCAPES = str.maketrans(
 def write_samples(
     path: Path, predictions: Sequence[Prediction], *, heading: str, note: str = "", private: bool
 ) -> None:
-    """Writes samples.md, under a temporary name first."""
+    """Write samples.md, under a temporary name first."""
     text = render_samples(predictions, heading=heading, note=note)
     write_text(path, text, mode=0o600 if private else 0o644)
 
 
 def render_samples(predictions: Sequence[Prediction], *, heading: str, note: str = "") -> str:
-    """Returns the Markdown of some predictions."""
+    """Return the Markdown of some predictions."""
     places = spread(len(predictions))
     rows = [f"| {place + 1} | {' | '.join(_cells(predictions[place]))} |" for place in places]
     return "\n".join(
@@ -270,7 +270,7 @@ def render_samples(predictions: Sequence[Prediction], *, heading: str, note: str
 
 
 def sample_records(predictions: Sequence[Prediction]) -> tuple[Sample, ...]:
-    """Returns a few inputs, what the model wrote and one reference each, for metrics.json."""
+    """Return a few inputs, what the model wrote and one reference each, for metrics.json."""
     chosen = [predictions[place] for place in spread(len(predictions), SHOWN_ON_PAGE)]
     return tuple(
         Sample(
@@ -283,7 +283,7 @@ def sample_records(predictions: Sequence[Prediction]) -> tuple[Sample, ...]:
 
 
 def spread(count: int, most: int = SAMPLES) -> list[int]:
-    """Returns at most ``most`` places among ``count``, evenly spread from the first on."""
+    """Return at most ``most`` places among ``count``, evenly spread from the first on."""
     chosen = min(count, most)
     return [index * count // chosen for index in range(chosen)]
 
@@ -302,7 +302,7 @@ def _cells(prediction: Prediction) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Returns a text as a cell of a Markdown table, its line ends as ``<br>``."""
+    """Return a text as a cell of a Markdown table, its line ends as ``<br>``."""
     return "<br>".join(map(_inline, text.splitlines())) if text.strip() else "*empty*"
 
 

@@ -92,7 +92,7 @@ class ScoreEntry(StageScores):
         return not self.split_is_public and not nothing_scored
 
     def marked(self, public: bool) -> "ScoreEntry":
-        """Returns the entry with whether its split is public; if not, without texts, and a note."""
+        """Return the entry with whether its split is public; if not, without texts, and a note."""
         if public:
             return self.replace(split_is_public=True, note=None, digits=None)
         note = split_note(self.split)
@@ -100,7 +100,7 @@ class ScoreEntry(StageScores):
 
 
 def split_note(split: str) -> str:
-    """Returns what stands beside scores of a split that is not public."""
+    """Return what stands beside scores of a split that is not public."""
     return TRAINING_SPLIT if split == "train" else PRIVATE_SPLIT
 
 

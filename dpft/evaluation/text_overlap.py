@@ -22,7 +22,7 @@ _WORD = regex.compile(r"\w+|[^\w\s]")
 
 
 def words_of(text: str) -> list[str]:
-    """Returns the words of a text and its marks, each mark a word of its own.
+    """Return the words of a text and its marks, each mark a word of its own.
 
     Each character of a script that is written without blanks is a word, too.
 
@@ -34,7 +34,7 @@ def words_of(text: str) -> list[str]:
 
 
 def whole_text(record: Example) -> str:
-    """Returns a record as the model reads it: prompt and target."""
+    """Return a record as the model reads it: prompt and target."""
     return record.prompt + record.target
 
 
@@ -50,7 +50,7 @@ Grams = frozenset[str]
 
 
 def grams_of(text: str) -> Grams:
-    """Returns the n-grams of a text's words; all its words as one where they are fewer.
+    """Return the n-grams of a text's words; all its words as one where they are fewer.
 
     >>> sorted(grams_of("The Eagle, a pub in town."))
     [', a pub in town', 'a pub in town .', 'eagle , a pub in', 'the eagle , a pub']
@@ -61,7 +61,7 @@ def grams_of(text: str) -> Grams:
 
 
 def jaccard(one: Grams, other: Grams) -> float:
-    """Returns the share of the n-grams of either that both have."""
+    """Return the share of the n-grams of either that both have."""
     common = len(one & other)
     return common / (len(one) + len(other) - common)
 
@@ -113,7 +113,7 @@ class NearDuplicates:
         return jaccard(one, self._grams[at]) >= THRESHOLD
 
     def _hashed(self, grams: Sequence[Grams]) -> Iterable[Any]:
-        """Yields the MinHash of each set of n-grams."""
+        """Yield the MinHash of each set of n-grams."""
         encoded = ([gram.encode() for gram in one] for one in grams)
         hashed: Iterable[Any] = self._datasketch.MinHash.generator(encoded, num_perm=BANDS * ROWS)
         return hashed
@@ -134,7 +134,7 @@ class PromptSets:
 
 
 def prompt_sets(training: Sequence[str], unseen: Sequence[str]) -> PromptSets:
-    """Returns the four sets of prompts, of every record of both."""
+    """Return the four sets of prompts, of every record of both."""
     held = NearDuplicates(training)
     repeated, in_train = held.repeated(training), held.near(unseen)
     return PromptSets(

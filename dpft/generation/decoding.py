@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def batches_by_tokens(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Yields the inputs in batches that hold as many tokens as ``batch_size`` of the longest.
+    """Yield the inputs in batches that hold as many tokens as ``batch_size`` of the longest.
 
     Args:
         lengths: Tokens that each input takes, those to be written after it included; at least 1.
@@ -60,7 +60,7 @@ def batches_by_tokens(lengths: Sequence[int], batch_size: int) -> Iterator[list[
 
 @contextmanager
 def evaluation_mode(model: "nn.Module") -> Iterator[None]:
-    """Puts the model in eval mode, and every module back in the mode it was in.
+    """Put the model in eval mode, and every module back in the mode it was in.
 
     ``model.train()`` alone would also wake modules that were frozen in eval mode.
     """
@@ -75,7 +75,7 @@ def evaluation_mode(model: "nn.Module") -> Iterator[None]:
 
 @contextmanager
 def generation_defaults(model: "nn.Module", defaults: "GenerationConfig") -> Iterator[None]:
-    """Replaces the checkpoint's generation settings, and puts them back.
+    """Replace the checkpoint's generation settings, and puts them back.
 
     transformers fills what a call leaves open from ``model.generation_config``, where a checkpoint
     may ship a repetition penalty, suppressed tokens or a minimum length of its own.
@@ -147,7 +147,7 @@ def generate_texts(
     processors: "Processors | None" = None,
     answer_ids: Callable[[list[int]], list[int]] = list,
 ) -> list[str]:
-    """Returns the text the model writes after each prompt, up to its end-of-text token.
+    """Return the text the model writes after each prompt, up to its end-of-text token.
 
     Args:
         model: A causal or seq2seq language model, on the device it shall run on.
@@ -210,7 +210,7 @@ def _token_ids(prompt: Sequence[int] | str, tokenizer: "PreTrainedTokenizerBase"
 def generation_settings(
     config: DecodeConfig, tokenizer: "PreTrainedTokenizerBase", architecture: "PretrainedConfig"
 ) -> "GenerationConfig":
-    """Returns a strategy's settings as transformers takes them, nothing of the checkpoint's."""
+    """Return a strategy's settings as transformers takes them, nothing of the checkpoint's."""
     from transformers import GenerationConfig
 
     end = tokenizer.eos_token_id
@@ -294,7 +294,7 @@ def _generate(
     processors: "LogitsProcessorList | None" = None,
     begun: Sequence[Sequence[int]] = (),
 ) -> list[list[int]]:
-    """Returns the new tokens of each row, up to its end-of-text token.
+    """Return the new tokens of each row, up to its end-of-text token.
 
     Args:
         model: As in ``generate_texts``.
@@ -369,7 +369,7 @@ def continuations(
     batch_size: int,
     on_batch: Callable[[int], None] | None = None,
 ) -> list[tuple[int, ...]]:
-    """Returns the likeliest next token after each beginning, and after that, and so on.
+    """Return the likeliest next token after each beginning, and after that, and so on.
 
     Args:
         model: A causal or seq2seq language model, on the device it shall run on.

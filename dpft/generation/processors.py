@@ -39,14 +39,14 @@ from dpft.errors import InputError
 
 
 def root_seed(seed: int | None) -> int:
-    """Returns the seed, or fresh entropy of the operating system for None."""
+    """Return the seed, or fresh entropy of the operating system for None."""
     entropy = np.random.SeedSequence(seed).entropy
     assert isinstance(entropy, int)
     return entropy
 
 
 def uniforms(root: int, places: Sequence[int], length: int, *, attempt: int = 0) -> Tensor:
-    """Returns a random number in [0, 1) for each token that may be written, float64.
+    """Return a random number in [0, 1) for each token that may be written, float64.
 
     Args:
         root: What ``root_seed`` returned.
@@ -64,7 +64,7 @@ def uniforms(root: int, places: Sequence[int], length: int, *, attempt: int = 0)
 
 
 def nucleus_processors(draws: Tensor, *, top_p: float, temperature: float) -> LogitsProcessorList:
-    """Returns processors that make transformers' greedy search sample from the nucleus."""
+    """Return processors that make transformers' greedy search sample from the nucleus."""
     cut = [TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)]
     return LogitsProcessorList([*cut, _Choice(draws)])
 
@@ -76,7 +76,7 @@ class _Choice(LogitsProcessor):
         self._columns = iter(draws.unbind(dim=1))
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Returns scores of shape (b, v): 0 for the chosen token, minus infinity for others."""
+        """Return scores of shape (b, v): 0 for the chosen token, minus infinity for others."""
         cumulative = scores.double().softmax(dim=-1).cumsum(dim=-1)
         drawn = next(self._columns).to(scores.device)[:, None] * cumulative[:, -1:]
         chosen = torch.searchsorted(cumulative, drawn, right=True)
@@ -125,7 +125,7 @@ class GapFilling(LogitsProcessor):
         before: int,
         max_new_tokens: int,
     ) -> None:
-        """Takes how many gaps each of b prompts has.
+        """Take how many gaps each of b prompts has.
 
         Args:
             gaps: At least one each; a prompt has the first ones of ``sentinels``.
@@ -225,7 +225,7 @@ class _FirstPass:
     def take_copies_out(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the arguments with one row for each prompt, shape (b, ...) of (b * k, ...)."""
+        """Return the arguments with one row for each prompt, shape (b, ...) of (b * k, ...)."""
         rows = None if self._begun else _rows(args, kwargs)
         self._begun = True
         if rows is None:
@@ -237,7 +237,7 @@ class _FirstPass:
         return args, {name: self._one_each(value) for name, value in kwargs.items()}
 
     def put_copies_back(self, model: nn.Module, args: object, outputs: ModelOutput) -> ModelOutput:
-        """Returns the logits with k rows for each prompt, and copies the cache in its place."""
+        """Return the logits with k rows for each prompt, and copy the cache in its place."""
         if self._cache is None:
             return outputs
         copies: Any = torch.arange(len(outputs["logits"])).repeat_interleave(self._num_beams)
@@ -253,7 +253,7 @@ class _FirstPass:
 
 
 def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-    """Returns how many rows all arguments have, b * k; None where that is not known of them all."""
+    """Return how many rows all arguments have, b * k; None where that is not known of them all."""
     if args or not isinstance(kwargs.get("past_key_values"), Cache):
         return None
     tensors = {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}

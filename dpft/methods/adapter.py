@@ -76,10 +76,10 @@ class BottleneckMethod(Method):
 
     @abstractmethod
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
-        """Returns the maker of adapters of one model, on its device."""
+        """Return the maker of adapters of one model, on its device."""
 
     def check_width(self, width: int) -> None:
-        """Refuses a projection that the adapters do not fit.
+        """Reject a projection that the adapters do not fit.
 
         Raises:
             InputError: The bottleneck is wider than the projection's output.
@@ -94,7 +94,7 @@ class BottleneckMethod(Method):
             )
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Returns the model with trainable adapters in it, all else frozen.
+        """Return the model with trainable adapters in it, all else frozen.
 
         Raises:
             InputError: There is nowhere to put them, or they do not fit.
@@ -104,7 +104,7 @@ class BottleneckMethod(Method):
         return self.insert(model)
 
     def insert(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        """Returns the model with adapters in it."""
+        """Return the model with adapters in it."""
         from dpft.methods.layers import AdaptedProjection, output_width
 
         projections = self._projections(model)
@@ -117,14 +117,14 @@ class BottleneckMethod(Method):
         return model
 
     def save(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Writes what was trained and the settings, and the base where no other place holds it."""
+        """Write what was trained and the settings, and the base where no other place holds it."""
         from dpft.methods.adapter_files import save_base, save_trained
 
         save_trained(model, folder, self.model_dump(mode="json"))
         save_base(model, folder, is_added=lambda name: ".adapter." in name)
 
     def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
-        """Returns a fresh base model with the adapters that ``save`` wrote, by their settings."""
+        """Return a fresh base model with the adapters that ``save`` wrote, by their settings."""
         from dpft.methods.adapter_files import load_settings, load_trained
 
         settings = load_settings(folder)
@@ -185,7 +185,7 @@ class Adapter(BottleneckMethod):
     """Width in the middle of an adapter."""
 
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
-        """Returns a maker of adapters on a device."""
+        """Return a maker of adapters on a device."""
         from dpft.methods.layers import dense_bottleneck
 
         return lambda width: dense_bottleneck(width, self.bottleneck, device)

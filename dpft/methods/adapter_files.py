@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 def base_folder(folder: Path) -> Path | None:
-    """Returns where a model's folder keeps its base; None if the base is to be had elsewhere."""
+    """Return where a model's folder keeps its base; None if the base is to be had elsewhere."""
     base = folder / BASE
     return base if base.is_dir() else None
 
 
 def save_base(model: PreTrainedModel, folder: Path, *, is_added: Callable[[str], bool]) -> None:
-    """Writes the model as ``from_pretrained`` loads it without the method, if nothing else does.
+    """Write the model as ``from_pretrained`` loads it without the method, if nothing else does.
 
     Args:
         model: The trained model, not in a wrapper of peft's; what trained of its own weights is
@@ -62,7 +62,7 @@ SETTINGS = "dpft_adapter.json"
 
 
 def save_trained(model: nn.Module, folder: Path, settings: Mapping[str, Any]) -> None:
-    """Writes every parameter that requires grad, by its name, a tied one once, and the settings."""
+    """Write every parameter that requires grad, by its name, a tied one once, and the settings."""
     folder.mkdir(parents=True, exist_ok=True)
     trained = {
         name: parameter.detach().cpu().contiguous()
@@ -74,7 +74,7 @@ def save_trained(model: nn.Module, folder: Path, settings: Mapping[str, Any]) ->
 
 
 def load_settings(folder: Path) -> dict[str, Any]:
-    """Returns the settings that ``save_trained`` was given.
+    """Return the settings that ``save_trained`` was given.
 
     Raises:
         InputError: They cannot be read.
@@ -125,7 +125,7 @@ PEFT_PARTS = ("lora_", "prompt_encoder.", ".modules_to_save.")
 
 
 def wrap(model: PreTrainedModel, config: "PeftConfig") -> PreTrainedModel:
-    """Returns the model inside peft's; the config belongs to this model alone from now on.
+    """Return the model inside peft's; the config belongs to this model alone from now on.
 
     peft writes the model's sizes into the config, so a config must never serve a second model.
     """
@@ -167,7 +167,7 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Returns a base model with a saved adapter on it, in eval mode, nothing trainable.
+    """Return a base model with a saved adapter on it, in eval mode, nothing trainable.
 
     Raises:
         InputError: A file of it is gone; peft would ask the hub for a repository called as the
@@ -201,7 +201,7 @@ def name_base(folder: Path, base_model: str | None, revision: str | None) -> Non
 
 
 def address(folder: Path) -> str:
-    """Returns a folder's path, relative where it lies in the working directory.
+    """Return a folder's path, relative where it lies in the working directory.
 
     A released file shall not tell how the machine's folders are called.
     """

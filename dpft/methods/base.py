@@ -80,7 +80,7 @@ class Method(Section, ABC):
     def prepare(
         self, model: "PreTrainedModel", new: frozenset[str] = frozenset()
     ) -> "PreTrainedModel":
-        """Returns the model to train, with ``requires_grad`` set on exactly what trains first.
+        """Return the model to train, with ``requires_grad`` set on exactly what trains first.
 
         Args:
             model: A fresh model; it may be on the meta device. It may be changed in place.
@@ -107,12 +107,12 @@ class Method(Section, ABC):
 
     @abstractmethod
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Returns the model with ``requires_grad`` set on what the method itself trains."""
+        """Return the model with ``requires_grad`` set on what the method itself trains."""
 
     def phases(
         self, steps: int, steps_of_epochs: Callable[[float], int]
     ) -> tuple[MethodPhase, ...]:
-        """Returns the stretches of a run of ``steps`` steps; their steps add up to it.
+        """Return the stretches of a run of ``steps`` steps; their steps add up to it.
 
         Args:
             steps: Steps planned.
@@ -121,7 +121,7 @@ class Method(Section, ABC):
         return (MethodPhase(method=self.name, steps=steps),)
 
     def begin_step(self, model: "nn.Module", step: int) -> None:
-        """Makes the model ready for step ``step`` (counted from 0), before its batch is drawn.
+        """Make the model ready for step ``step`` (counted from 0), before its batch is drawn.
 
         The one place where what trains may change, and only where a phase begins. Whatever it
         reads of the model is the output of earlier noisy steps. It follows from those weights and
@@ -130,18 +130,18 @@ class Method(Section, ABC):
         return
 
     def finish_gradient(self, model: "nn.Module") -> None:
-        """Turns the private gradient into that of ``moved_parameters``: post-processing."""
+        """Turn the private gradient into that of ``moved_parameters``: post-processing."""
         return
 
     def begin_update(self, optimizer: "Optimizer", step: int) -> None:
-        """Makes the optimizer ready for step ``step`` (counted from 0), just before it moves.
+        """Make the optimizer ready for step ``step`` (counted from 0), just before it moves.
 
         What is done follows from ``step`` alone, so that a run that is resumed there does it too.
         """
         return
 
     def moved_parameters(self, model: "nn.Module") -> "list[nn.Parameter]":
-        """Returns the parameters that the optimizer moves, asked after ``begin_step(model, 0)``."""
+        """Return the parameters that the optimizer moves, asked after ``begin_step(model, 0)``."""
         return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     @property
@@ -150,18 +150,18 @@ class Method(Section, ABC):
         return 0
 
     def save(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Writes the trained model, whole where ``saves_whole_model``."""
+        """Write the trained model, whole where ``saves_whole_model``."""
         model.save_pretrained(folder, safe_serialization=True, max_shard_size=LARGEST_FILE)
 
     def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
-        """Returns a fresh base model with what ``save`` wrote put onto it.
+        """Return a fresh base model with what ``save`` wrote put onto it.
 
         Asked only of methods that do not save the whole model.
         """
         raise NotImplementedError(f"method={self.name} saves the whole model.")
 
     def merge(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        """Returns the trained model as one that needs no base; LoRA adds its change to the weights.
+        """Return the trained model as one that needs no base; LoRA adds its change to the weights.
 
         Raises:
             InputError: What the method trains cannot be put into the base's own weights.
@@ -177,7 +177,7 @@ class Method(Section, ABC):
         )
 
     def _also_trained(self, model: "nn.Module", new: frozenset[str]) -> "Iterator[nn.Parameter]":
-        """Yields the parameters that ``train_new_modules`` and its like add to the method's own."""
+        """Yield the parameters that ``train_new_modules`` and its like add to the method's own."""
         inputs = input_embeddings(model) if self.train_embeddings else set()
         for name, parameter in model.named_parameters():
             fresh = is_new(name, new)
@@ -190,19 +190,19 @@ class Method(Section, ABC):
 
 
 def is_bias(name: str) -> bool:
-    """Returns whether a parameter's name is that of a bias of the model itself."""
+    """Return whether a parameter's name is that of a bias of the model itself."""
     # peft keeps the module it replaced as original_module, and never runs it
     replaced = "original_module" in name or "lora_" in name
     return original_name(name).rpartition(".")[2] == "bias" and not replaced
 
 
 def is_new(name: str, new: frozenset[str]) -> bool:
-    """Returns whether a parameter of a prepared model is one of the ``new`` of the fresh model."""
+    """Return whether a parameter of a prepared model is one of the ``new`` of the fresh model."""
     return original_name(name) in new and "original_module" not in name
 
 
 def original_name(name: str) -> str:
-    """Returns a parameter's name in the model before peft wrapped it.
+    """Return a parameter's name in the model before peft wrapped it.
 
     >>> original_name("base_model.model.classifier.modules_to_save.default.weight")
     'classifier.weight'
@@ -213,7 +213,7 @@ def original_name(name: str) -> str:
 
 
 def input_embeddings(model: "nn.Module") -> "set[nn.Parameter]":
-    """Returns the parameters of the token embedding, a tied head's weight among them."""
+    """Return the parameters of the token embedding, a tied head's weight among them."""
     base: Any = model
     if hasattr(model, "peft_config"):
         base = base.get_base_model()
@@ -233,12 +233,12 @@ def quantized_layers(model: "nn.Module") -> "list[nn.Linear]":
 
 
 def layer_numbers(layer: "nn.Linear") -> int:
-    """Returns how many numbers a layer's weight stands for, however it is held."""
+    """Return how many numbers a layer's weight stands for, however it is held."""
     return layer.in_features * layer.out_features
 
 
 def count_parameters(model: "nn.Module", new: frozenset[str] = frozenset()) -> ParameterCounts:
-    """Returns how many numbers of a prepared model train, how many of them are new, and all.
+    """Return how many numbers of a prepared model train, how many of them are new, and all.
 
     Args:
         model: After ``Method.prepare``.
@@ -274,14 +274,14 @@ FINAL_NORMS = frozenset(
 def train_only(
     model: "PreTrainedModel", wanted: "Callable[[str, nn.Parameter], bool]"
 ) -> "PreTrainedModel":
-    """Returns the model with ``requires_grad`` set where ``wanted(name, parameter)`` alone."""
+    """Return the model with ``requires_grad`` set where ``wanted(name, parameter)`` alone."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(wanted(name, parameter))
     return model
 
 
 def norm_parameters(model: "nn.Module") -> "set[nn.Parameter]":
-    """Returns weights and biases of the normalization layers.
+    """Return weights and biases of the normalization layers.
 
     Hugging Face's own ones (``LlamaRMSNorm``, ``T5LayerNorm``) share no base class with torch's,
     so the class name decides: all of them, torch's included, end in ``Norm``.
@@ -290,18 +290,18 @@ def norm_parameters(model: "nn.Module") -> "set[nn.Parameter]":
 
 
 def is_norm(module: "nn.Module") -> bool:
-    """Returns whether a module is a normalization layer."""
+    """Return whether a module is a normalization layer."""
     return type(module).__name__.endswith("Norm")
 
 
 def output_embeddings(model: "PreTrainedModel") -> "nn.Module | None":
-    """Returns a language model's head, None for other models."""
+    """Return a language model's head, None for other models."""
     head: nn.Module | None = model.get_output_embeddings()
     return head
 
 
 def is_tied(model: "PreTrainedModel") -> bool:
-    """Returns whether the model has a language-model head whose weight is the embeddings'."""
+    """Return whether the model has a language-model head whose weight is the embeddings'."""
     head = output_embeddings(model)
     if head is None:
         return False
@@ -350,7 +350,7 @@ def head_parameters(model: "PreTrainedModel") -> "set[nn.Parameter]":
 
 
 def block_list(model: "PreTrainedModel") -> "nn.ModuleList":
-    """Returns the transformer blocks, first to last: a seq2seq model's are those of its decoder.
+    """Return the transformer blocks, first to last: a seq2seq model's are those of its decoder.
 
     They are the outermost list of modules of one class that holds the most parameters.
 
@@ -372,7 +372,7 @@ def block_list(model: "PreTrainedModel") -> "nn.ModuleList":
 
 
 def final_norm_parameters(model: "PreTrainedModel") -> "set[nn.Parameter]":
-    """Returns the parameters of the norm after the last block; BERT has none."""
+    """Return the parameters of the norm after the last block; BERT has none."""
     body = _body(model)
     inside = set(block_list(model).modules())
     return {

@@ -32,13 +32,13 @@ class BiTFiT(Method):
     """
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Returns the model with its biases trainable."""
+        """Return the model with its biases trainable."""
         biases = bias_names(model)
         return train_only(model, lambda name, _: name in biases)
 
 
 def bias_names(model: "PreTrainedModel") -> frozenset[str]:
-    """Returns the names of the biases that BiTFiT trains."""
+    """Return the names of the biases that BiTFiT trains."""
     separate = SEPARATE_BIASES.get(model.config.model_type, ())
     return frozenset(
         name

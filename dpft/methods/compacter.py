@@ -45,7 +45,7 @@ class Compacter(BottleneckMethod):
             )
 
     def check_width(self, width: int) -> None:
-        """Refuses a width that n does not divide, as well.
+        """Reject a width that n does not divide, as well.
 
         Raises:
             InputError: The adapters do not fit a projection.
@@ -59,7 +59,7 @@ class Compacter(BottleneckMethod):
             )
 
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
-        """Returns a maker of adapters on a device, which share the matrices ``A_k``."""
+        """Return a maker of adapters on a device, which share the matrices ``A_k``."""
         from torch import nn
 
         from dpft.methods.layers import Bottleneck, PHMLinear

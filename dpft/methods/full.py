@@ -13,5 +13,5 @@ class Full(Method):
     """Trains all parameters; the settings it shares with all methods change nothing."""
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Returns the model with every parameter trainable."""
+        """Return the model with every parameter trainable."""
         return model.requires_grad_(True)

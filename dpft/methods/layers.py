@@ -44,13 +44,13 @@ class AdaptedProjection(nn.Module):
         return weight
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Returns the adapted projection of (…, inputs), shape (…, width)."""
+        """Return the adapted projection of (…, inputs), shape (…, width)."""
         outputs: Tensor = self.adapter(self.base_layer(inputs))
         return outputs
 
 
 def output_width(layer: Projection) -> int:
-    """Returns the width of a projection's output."""
+    """Return the width of a projection's output."""
     return int(layer.out_features if isinstance(layer, nn.Linear) else layer.nf)
 
 
@@ -62,13 +62,13 @@ class Bottleneck(nn.Module):
         self.down, self.act, self.up = down, nn.GELU(), up
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Returns the adapted hidden states, shape (b, …, width) as given."""
+        """Return the adapted hidden states, shape (b, …, width) as given."""
         adapted: Tensor = hidden + self.up(self.act(self.down(hidden)))
         return adapted
 
 
 def dense_bottleneck(width: int, bottleneck: int, device: torch.device) -> Bottleneck:
-    """Returns a bottleneck of two dense layers, initialized as Houlsby et al. do."""
+    """Return a bottleneck of two dense layers, initialized as Houlsby et al. do."""
     down = nn.Linear(width, bottleneck, device=device)
     up = nn.Linear(bottleneck, width, device=device)
     for layer in (down, up):
@@ -84,7 +84,7 @@ class PHMLinear(nn.Module):
     """
 
     def __init__(self, inputs: int, outputs: int, mixers: nn.ModuleList) -> None:
-        """Makes a layer.
+        """Make a layer.
 
         Args:
             inputs: Width of the input, a multiple of n.
@@ -105,7 +105,7 @@ class PHMLinear(nn.Module):
         nn.init.zeros_(self.bias.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Returns the layer's output, shape (b, …, outputs), for (b, …, inputs)."""
+        """Return the layer's output, shape (b, …, outputs), for (b, …, inputs)."""
         projected = self.right(hidden.reshape(*hidden.shape[:-1], self.n, -1))
         mixed = [mix(projected[..., k]) for k, mix in enumerate(self.mixers)]
         outputs: Tensor = self.left(torch.stack(mixed, dim=-1)).flatten(-2)
@@ -134,7 +134,7 @@ class ReparametrizedLinear(nn.Module):
     """The carriers' values, which follow them from choice to choice and take no gradient."""
 
     def __init__(self, layer: nn.Linear | Conv1D, rank: int) -> None:
-        """Wraps ``layer`` and freezes it; carriers of ``rank`` are still to be chosen."""
+        """Wrap ``layer`` and freezes it; carriers of ``rank`` are still to be chosen."""
         super().__init__()
         self.base_layer = layer.requires_grad_(False)
         self._transposed = isinstance(layer, Conv1D)
@@ -150,16 +150,16 @@ class ReparametrizedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Returns the layer's own weight, which some models look at."""
+        """Return the layer's own weight, which some models look at."""
         return self.base_layer.weight
 
     @property
     def bias(self) -> Tensor | None:
-        """Returns the layer's own bias."""
+        """Return the layer's own bias."""
         return self.base_layer.bias
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Returns the frozen layer's output; the carriers take part in gradients only."""
+        """Return the frozen layer's output; the carriers take part in gradients only."""
         outputs: Tensor = self.base_layer(inputs)
         if not torch.is_grad_enabled():
             return outputs
@@ -169,7 +169,7 @@ class ReparametrizedLinear(nn.Module):
 
     @torch.no_grad()
     def choose_carriers(self, iterations: int) -> None:
-        """Sets the carriers by the power method on what training has made of the weight so far.
+        """Set the carriers by the power method on what training has made of the weight so far.
 
         Yu et al. 2021, Algorithm 2, from a start that is the same for all: a function of the
         weight and its first value alone. Before the weight has moved there is no update to look
@@ -197,7 +197,7 @@ class ReparametrizedLinear(nn.Module):
 
     @torch.no_grad()
     def project_gradient(self) -> None:
-        """Gives the weight its gradient within the carriers' spaces.
+        """Give the weight its gradient within the carriers' spaces.
 
         ``dL R + L dR - L L^T dL R`` (Yu et al. 2021, Algorithm 1); without clipping and noise
         that is ``G R^T R + L L^T G - L L^T G R^T R``. Only without privacy can a layer that no
@@ -215,12 +215,12 @@ class ReparametrizedLinear(nn.Module):
         weight.grad = cut_like(weight, self._dense(gradient).contiguous())
 
     def _dense(self, weight: Tensor) -> Tensor:
-        """Returns a matrix of the layer's layout as (outputs, inputs), or back."""
+        """Return a matrix of the layer's layout as (outputs, inputs), or back."""
         return weight.t() if self._transposed else weight
 
 
 def dense_layers(model: PreTrainedModel, new: frozenset[str]) -> dict[str, nn.Linear | Conv1D]:
-    """Returns the layers to reparametrize by name.
+    """Return the layers to reparametrize by name.
 
     Raises:
         InputError: Two layers share a weight, so its gradient would come in two parts.
@@ -251,12 +251,12 @@ def dense_layers(model: PreTrainedModel, new: frozenset[str]) -> dict[str, nn.Li
 
 
 def reparametrized(model: nn.Module) -> list[ReparametrizedLinear]:
-    """Returns the layers of a model that carriers take the gradient of."""
+    """Return the layers of a model that carriers take the gradient of."""
     return [module for module in model.modules() if isinstance(module, ReparametrizedLinear)]
 
 
 def _bare_linear(inputs: int, outputs: int, *, like: Tensor) -> nn.Linear:
-    """Returns a layer of zeros; no generator is asked."""
+    """Return a layer of zeros; no generator is asked."""
     layer: nn.Linear = nn.utils.skip_init(
         nn.Linear, inputs, outputs, bias=False, device=like.device, dtype=like.dtype
     )

@@ -35,7 +35,7 @@ class LinearProbe(Method):
     whose code unties GPT-2)."""
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Returns the model with its head trainable.
+        """Return the model with its head trainable.
 
         Raises:
             InputError: The head is the input embeddings, so that it cannot train alone.

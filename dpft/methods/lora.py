@@ -85,7 +85,7 @@ class Lora(PeftMethod):
     def configure(
         self, model: "PreTrainedModel", task: "TaskType | None", new_modules: list[str]
     ) -> "PeftConfig":
-        """Returns the config for this model.
+        """Return the config for this model.
 
         Raises:
             InputError: A target is no layer that LoRA changes, or the rank is larger than one.
@@ -108,7 +108,7 @@ class Lora(PeftMethod):
         )
 
     def merge(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        """Returns the base model with the change added to its weights, free of peft.
+        """Return the base model with the change added to its weights, free of peft.
 
         Raises:
             InputError: A changed weight is another layer's too, which the sum would change.
@@ -277,7 +277,7 @@ def _can_change(layer: "nn.Module") -> bool:
 
 
 def _sides(layer: "nn.Module") -> "Sequence[int]":
-    """Returns the shape of the matrix that a layer stands for, whatever holds its numbers."""
+    """Return the shape of the matrix that a layer stands for, whatever holds its numbers."""
     from torch import nn
 
     if isinstance(layer, nn.Linear):

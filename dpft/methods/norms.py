@@ -13,6 +13,6 @@ class Norms(Method):
     """Trains weights and biases of every pre-trained normalization layer, RMSNorms included."""
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Returns the model with its pre-trained norms trainable."""
+        """Return the model with its pre-trained norms trainable."""
         norms = norm_parameters(model)
         return train_only(model, lambda name, p: p in norms and not is_new(name, new))

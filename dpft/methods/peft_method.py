@@ -28,14 +28,14 @@ class PeftMethod(Method):
     def configure(
         self, model: "PreTrainedModel", task: "TaskType | None", new_modules: list[str]
     ) -> "PeftConfig":
-        """Returns a config made for this model.
+        """Return a config made for this model.
 
         Raises:
             InputError: The settings do not fit the model.
         """
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Returns the model inside peft's, the method's own parameters alone trainable.
+        """Return the model inside peft's, the method's own parameters alone trainable.
 
         Raises:
             InputError: The settings do not fit the model.
@@ -57,13 +57,13 @@ class PeftMethod(Method):
         return prepared
 
     def save(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Writes the adapter and whatever else trained; ``PeftModel.from_pretrained`` loads it."""
+        """Write the adapter and whatever else trained; ``PeftModel.from_pretrained`` loads it."""
         from dpft.methods.adapter_files import save_adapter
 
         save_adapter(model, folder)
 
     def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
-        """Returns the base with the saved adapter on it, in eval mode, nothing trainable.
+        """Return the base with the saved adapter on it, in eval mode, nothing trainable.
 
         Args:
             model: The base the run began with; where ``base_folder(folder)`` is not None, the run

@@ -37,7 +37,7 @@ class Prefix(PeftMethod):
     def configure(
         self, model: "PreTrainedModel", task: "TaskType | None", new_modules: list[str]
     ) -> "PeftConfig":
-        """Returns the config for this model.
+        """Return the config for this model.
 
         Raises:
             InputError: The model's layers take no keys and values from outside, or recompute.

@@ -38,7 +38,7 @@ class Prompt(PeftMethod):
     def configure(
         self, model: "PreTrainedModel", task: "TaskType | None", new_modules: list[str]
     ) -> "PeftConfig":
-        """Returns the config for this model.
+        """Return the config for this model.
 
         Raises:
             InputError: The model cannot take a prompt, or would read its result off the padding.
@@ -61,16 +61,16 @@ class Prompt(PeftMethod):
         )
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Returns the model with a prompt before its input, the prompt alone trainable."""
+        """Return the model with a prompt before its input, the prompt alone trainable."""
         return _mended(super().adapt(model, new))
 
     def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
-        """Returns the base with the saved prompt on it, called and read as without a prompt."""
+        """Return the base with the saved prompt on it, called and read as without a prompt."""
         return _mended(super().restore(model, folder))
 
 
 def _is_encoder(model: "PreTrainedModel") -> bool:
-    """Returns whether a classifier reads the first position.
+    """Return whether a classifier reads the first position.
 
     One on a decoder reads the last token, which it cannot find once the tokens are embeddings.
     """
@@ -82,7 +82,7 @@ def _is_encoder(model: "PreTrainedModel") -> bool:
 
 
 def _mended(prepared: "PreTrainedModel") -> "PreTrainedModel":
-    """Returns the model, changed to be called and to answer as without a prompt."""
+    """Return the model, changed to be called and to answer as without a prompt."""
     from peft import TaskType
 
     adapted: Any = prepared
@@ -98,7 +98,7 @@ def _mended(prepared: "PreTrainedModel") -> "PreTrainedModel":
 
 
 def _prompt(adapted: Any, batch_size: int, task_ids: None = None) -> "Tensor":
-    """Returns the prompt, looked up for each example, shape (b, n, d).
+    """Return the prompt, looked up for each example, shape (b, n, d).
 
     peft looks it up once and repeats it, which hides from a layer whose gradient is whose: the
     clipper would take the whole model one example after another.
@@ -113,14 +113,14 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _drop_positions(model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Drops position ids, which peft would drop with a warning."""
+    """Drop position ids, which peft would drop with a warning."""
     return args, {name: value for name, value in kwargs.items() if name != "position_ids"}
 
 
 def _keep_own_logits(
     model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments:
-    """Asks for the logits of the tokens alone, shape (b, t, v); labels want those of n + t."""
+    """Ask for the logits of the tokens alone, shape (b, t, v); labels want those of n + t."""
     if "input_ids" in kwargs and kwargs.get("labels") is None:
         kwargs = {"logits_to_keep": kwargs["input_ids"].shape[1], **kwargs}
     return args, kwargs
@@ -129,7 +129,7 @@ def _keep_own_logits(
 def _derive_positions(
     model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments:
-    """Counts positions over what the mask, shape (b, n + t), lets through, as generate does."""
+    """Count positions over what the mask, shape (b, n + t), lets through, as generate does."""
     mask = kwargs.get("attention_mask")
     if mask is None or mask.dim() != 2 or kwargs.get("position_ids") is not None:
         return args, kwargs
@@ -140,6 +140,6 @@ def _derive_positions(
 
 
 def _step_inputs(base: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Returns the base's inputs for a step of generation, without position ids."""
+    """Return the base's inputs for a step of generation, without position ids."""
     inputs = type(base).prepare_inputs_for_generation(base, *args, **kwargs)
     return {name: value for name, value in inputs.items() if name != "position_ids"}

@@ -39,7 +39,7 @@ class RGP(Method):
     """Iterations of the power method that chooses them; one is enough (Yu et al. 2021)."""
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Returns the model, frozen but for the carriers of its dense layers.
+        """Return the model, frozen but for the carriers of its dense layers.
 
         Raises:
             InputError: A layer has fewer inputs or outputs than ``rank``, or shares its weight.
@@ -74,14 +74,14 @@ class RGP(Method):
             layer.choose_carriers(self.power_iterations)
 
     def finish_gradient(self, model: "nn.Module") -> None:
-        """Gives each weight its gradient from those of its carriers."""
+        """Give each weight its gradient from those of its carriers."""
         from dpft.methods.layers import reparametrized
 
         for layer in reparametrized(model):
             layer.project_gradient()
 
     def moved_parameters(self, model: "nn.Module") -> "list[nn.Parameter]":
-        """Returns the weights in the place of their carriers, and what else trains."""
+        """Return the weights in the place of their carriers, and what else trains."""
         from dpft.methods.layers import reparametrized
 
         layers = reparametrized(model)

@@ -66,7 +66,7 @@ class TwoPhase(Method):
     does; false goes on with the first phase's moments."""
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Returns the model with every parameter trainable.
+        """Return the model with every parameter trainable.
 
         Raises:
             InputError: It has nothing to train in the second phase.
@@ -92,13 +92,13 @@ class TwoPhase(Method):
     def phases(
         self, steps: int, steps_of_epochs: Callable[[float], int]
     ) -> tuple[MethodPhase, ...]:
-        """Returns ``full`` for the steps of ``full_epochs``, then ``bitfit`` for the rest."""
+        """Return ``full`` for the steps of ``full_epochs``, then ``bitfit`` for the rest."""
         self._run.switch = switch = steps_of_epochs(self.full_epochs)
         full = MethodPhase(method="full", steps=min(switch, steps))
         if switch >= steps:
             logger.warning(
-                "method=%s: the run's %d steps end before method.full_epochs=%g, %d steps; it"
-                " stays full fine-tuning",
+                "method=%s: the run has %d steps and method.full_epochs=%g covers %d, so all steps"
+                " are full fine-tuning",
                 self.name,
                 steps,
                 self.full_epochs,
@@ -114,7 +114,7 @@ class TwoPhase(Method):
         return (full, bitfit)
 
     def begin_step(self, model: "nn.Module", step: int) -> None:
-        """Sets what trains in the phase of ``step``, whatever trained before.
+        """Set what trains in the phase of ``step``, whatever trained before.
 
         Raises:
             RuntimeError: The run was not planned, or its model not prepared, by this value.
@@ -127,11 +127,11 @@ class TwoPhase(Method):
             parameter.requires_grad_(trains_first or name in self._run.second)
 
     def begin_update(self, optimizer: "Optimizer", step: int) -> None:
-        """Forgets, where it is to, what the optimizer knows when the second phase begins."""
+        """Forget, where it is to, what the optimizer knows when the second phase begins."""
         if self.reset_optimizer and step == self._run.switch:
             optimizer.state.clear()
 
     @cached_property
     def _run(self) -> _Run:
-        """Returns the state of this value; not a field: no part of the configuration."""
+        """Return the state of this value; not a field: no part of the configuration."""
         return _Run()

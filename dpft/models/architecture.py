@@ -94,7 +94,7 @@ class PooledClassifier(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initializes the head, as the architectures of transformers do theirs."""
+        """Initialize the head, as the architectures of transformers do theirs."""
         if module is self.classifier:
             nn.init.normal_(self.classifier.weight, std=0.02)
             nn.init.zeros_(self.classifier.bias)
@@ -102,7 +102,7 @@ class PooledClassifier(PreTrainedModel):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, **inputs: Any
     ) -> SequenceClassifierOutput:
-        """Returns logits of shape (b, k).
+        """Return logits of shape (b, k).
 
         Args:
             input_ids: Token ids, shape (b, t).
@@ -154,7 +154,7 @@ def parts(config: PretrainedConfig) -> list[PretrainedConfig]:
 
 
 def language_kind(config: PretrainedConfig) -> str:
-    """Returns which kind of language model an architecture is.
+    """Return which kind of language model an architecture is.
 
     Raises:
         InputError: It is none.
@@ -174,14 +174,14 @@ def language_kind(config: PretrainedConfig) -> str:
 
 
 def describe(head: Head) -> str:
-    """Returns a head in words, for messages."""
+    """Return a head in words, for messages."""
     if head.kind == IMAGE_CLASSIFIER:
         return "classifier of images"
     return f"{head.kind} language model" if head.kind in LANGUAGE_KINDS else head.kind
 
 
 def configure(config: PretrainedConfig, head: Head) -> None:
-    """Writes a classifier's classes into the architecture, where config.json will carry them."""
+    """Write a classifier's classes into the architecture, where config.json will carry them."""
     if head.kind in LANGUAGE_KINDS:
         return
     padding = padding_id(config) if head.kind == CLASSIFIER else None
@@ -196,7 +196,7 @@ def configure(config: PretrainedConfig, head: Head) -> None:
 
 
 def padding_id(config: PretrainedConfig) -> int:
-    """Returns the token that fills rows up: padding, end-of-text without it, 0 without both."""
+    """Return the token that fills rows up: padding, end-of-text without it, 0 without both."""
     text = config.get_text_config()
     if text.pad_token_id is not None and text.pad_token_id >= 0:
         return int(text.pad_token_id)
@@ -206,7 +206,7 @@ def padding_id(config: PretrainedConfig) -> int:
 
 @contextmanager
 def without_storage() -> Iterator[None]:
-    """Has models made inside be of shapes alone; they are tied, and nothing is drawn for them."""
+    """Have models made inside be of shapes alone; they are tied, and nothing is drawn for them."""
     with torch.device("meta"), _NothingDrawn():
         yield
 
@@ -223,7 +223,7 @@ class _NothingDrawn(TorchFunctionMode):
 
 
 def fresh_model(config: PretrainedConfig, head: Head, pooling: str | None) -> PreTrainedModel:
-    """Returns a model of the architecture with that head, in float32, at random weights.
+    """Return a model of the architecture with that head, in float32, at random weights.
 
     Raises:
         InputError: transformers has no classifier of the architecture, and ``pooling`` is None.
@@ -313,7 +313,7 @@ def _checkpoint_class(config: PretrainedConfig, head: Head) -> Any:
 
 
 def own_tokenizer_folder(model: ModelConfig) -> Path | None:
-    """Returns the folder of the tokenizer's files; None where the model has its own.
+    """Return the folder of the tokenizer's files; None where the model has its own.
 
     Raises:
         InputError: There is none.
@@ -367,7 +367,7 @@ class Architecture:
     """The configuration that was read; ``config`` hands out copies."""
 
     def config(self, head: Head | None = None) -> PretrainedConfig:
-        """Returns a copy of what config.json says, which the caller may change."""
+        """Return a copy of what config.json says, which the caller may change."""
         config = copy.deepcopy(self.read)
         if head is not None:
             configure(config, head)
@@ -444,7 +444,7 @@ def read_architecture(model: ModelConfig) -> Architecture:
 
 
 def _is_read_by_mean(folder: Path | None) -> bool:
-    """Returns whether a folder of sentence-transformers says that the mean is read."""
+    """Return whether a folder of sentence-transformers says that the mean is read."""
     file = None if folder is None else folder / "1_Pooling" / "config.json"
     if file is None or not file.is_file():
         return False
@@ -498,7 +498,7 @@ COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "longformer", "mpn
 
 
 def takes_position_ids(model: PreTrainedModel) -> bool:
-    """Returns whether the model is to be given position ids, 0 for a row's first token.
+    """Return whether the model is to be given position ids, 0 for a row's first token.
 
     Not where it takes none (T5), and not where it counts from its padding token's id (RoBERTa):
     such a model makes its own, a row for each example.
@@ -514,7 +514,7 @@ def takes_position_ids(model: PreTrainedModel) -> bool:
 
 
 def takes_token_types(config: PretrainedConfig) -> bool:
-    """Returns whether the model learned to tell two sentences apart by ids of their own (BERT).
+    """Return whether the model learned to tell two sentences apart by ids of their own (BERT).
 
     Not every model takes what a generic tokenizer writes, and GPT-2 would add a word's embedding.
     """

@@ -24,7 +24,7 @@ NewModule = TypeVar("NewModule", bound=nn.Module)
 
 
 def replace_batch_norm(model: nn.Module) -> tuple[str, ...]:
-    """Puts a GroupNorm in the place of each BatchNorm; returns their names, in the model's order.
+    """Put a GroupNorm in the place of each BatchNorm; return their names, in the model's order.
 
     Args:
         model: Changed in place. Its parameters keep their names and are the same tensors, on
@@ -41,7 +41,7 @@ def replace_batch_norm(model: nn.Module) -> tuple[str, ...]:
 
 
 def standardize_weights(model: nn.Module) -> tuple[str, ...]:
-    """Gives each Conv2d standardized weights; returns the convolutions' names, in order.
+    """Give each Conv2d standardized weights; return the convolutions' names, in order.
 
     Left as they are: one whose filters hold a single number, which would be zero, and what is no
     plain ``nn.Conv2d``.
@@ -70,7 +70,7 @@ def group_norm_like(norm: nn.Module) -> nn.GroupNorm:
 
 
 def group_count(channels: int) -> int:
-    """Returns into how many groups channels go: the largest divisor that is at most 32.
+    """Return into how many groups channels go: the largest divisor that is at most 32.
 
     Up to 32 channels each is a group of its own, which says nothing where an image is down to one
     pixel: torch refuses to normalize that of one image alone.

@@ -60,7 +60,7 @@ class StandIn:
     """Of the tensor's shape; every number is NaN, and lies where others do."""
 
     def is_untouched(self, tensor: Tensor) -> bool:
-        """Returns whether a tensor that lies where this one does is this one as it was made."""
+        """Return whether a tensor that lies where this one does is this one as it was made."""
         same = tensor.shape == self.values.shape and tensor.stride() == self.values.stride()
         return same and bool(self.values.isnan().all()) and tensor.dtype == torch.float32
 
@@ -74,7 +74,7 @@ class CheckpointRows:
     """
 
     def __init__(self, files: Mapping[str, str], stand_ins: Mapping[str, StandIn]) -> None:
-        """Takes what ``checkpoint_rows`` found.
+        """Take what ``checkpoint_rows`` found.
 
         Args:
             files: Where each tensor is, by its key.
@@ -85,7 +85,7 @@ class CheckpointRows:
         self._by_place = {s.values.untyped_storage().data_ptr(): s for s in stand_ins.values()}
 
     def state(self) -> dict[str, Tensor]:
-        """Returns the ``state_dict`` for ``from_pretrained``: stand-ins and small tensors."""
+        """Return the ``state_dict`` for ``from_pretrained``: stand-ins and small tensors."""
         return {
             key: self._stand_ins[key].values if key in self._stand_ins else _read(file, key)
             for key, file in self._files.items()
@@ -119,7 +119,7 @@ class CheckpointRows:
         return RowsOfModel(keys, {key: self._files[key] for key in keys.values()})
 
     def _stand_in(self, name: str, tensor: Tensor) -> StandIn | None:
-        """Returns the stand-in of a tensor; None where the tensor is real."""
+        """Return the stand-in of a tensor; None where the tensor is real."""
         stand_in = self._by_place.get(tensor.untyped_storage().data_ptr())
         if stand_in is not None and stand_in.is_untouched(tensor):
             return stand_in
@@ -138,12 +138,12 @@ class RowsOfModel:
     """In which file each key is."""
 
     def read(self, name: str, first: int, last: int) -> Tensor:
-        """Returns rows of a parameter, from ``first`` up to ``last``, float32 on the CPU."""
+        """Return rows of a parameter, from ``first`` up to ``last``, float32 on the CPU."""
         key = self.keys[name]
         return _read(self.files[key], key, slice(first, last))
 
     def sampled(self, model: nn.Module, choice: Random) -> str:
-        """Returns a hash of one row of each parameter, to tell other checkpoints by.
+        """Return a hash of one row of each parameter, to tell other checkpoints by.
 
         Args:
             model: Its parameters' shapes.
@@ -158,7 +158,7 @@ class RowsOfModel:
 
 
 def checkpoint_rows(model: ModelConfig) -> CheckpointRows:
-    """Returns the tensors of a checkpoint, none of them read.
+    """Return the tensors of a checkpoint, none of them read.
 
     Raises:
         NotInShards: It has no safetensors.
@@ -218,7 +218,7 @@ def base_digest(model: ModelConfig) -> str:
 
 
 def _paths(model: ModelConfig) -> list[str]:
-    """Returns the paths of a checkpoint's files, as ``from_pretrained`` finds them."""
+    """Return the paths of a checkpoint's files, as ``from_pretrained`` finds them."""
     single, index = (_file(model, name) for name in WEIGHT_FILES)
     if single is not None:
         return [single]
@@ -243,14 +243,14 @@ def _file(model: ModelConfig, name: str) -> str | None:
 
 
 def _place(model: ModelConfig) -> tuple[str, dict[str, Any]]:
-    """Returns a checkpoint's folder or repository, and how its files are looked for."""
+    """Return a checkpoint's folder or repository, and how its files are looked for."""
     where = source(model)
     where.pop("trust_remote_code")
     return where.pop("pretrained_model_name_or_path"), where
 
 
 def _stand_in_values(shape: tuple[int, ...]) -> Tensor:
-    """Returns NaNs of a shape; no two dimensions lie alike, so that no two can be exchanged."""
+    """Return NaNs of a shape; no two dimensions lie alike, so that no two can be exchanged."""
     strides = tuple(range(len(shape) - 1, -1, -1))
     length = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     return torch.full((length,), torch.nan).as_strided(shape, strides)

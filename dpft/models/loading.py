@@ -70,7 +70,7 @@ CAUSAL_HEAD = Head(kind=CAUSAL)
 
 
 def language_head(architecture: Architecture) -> Head:
-    """Returns the model's own language-model head.
+    """Return the model's own language-model head.
 
     Raises:
         InputError: The architecture is no language model, or there is no tokenizer for it.
@@ -87,7 +87,7 @@ def language_head(architecture: Architecture) -> Head:
 
 
 def meta_model(architecture: Architecture, head: Head = CAUSAL_HEAD) -> PreTrainedModel:
-    """Returns the model without storage, to count parameters; needs no more than config.json.
+    """Return the model without storage, to count parameters; needs no more than config.json.
 
     Raises:
         InputError: The architecture has no such head.
@@ -103,7 +103,7 @@ def meta_model(architecture: Architecture, head: Head = CAUSAL_HEAD) -> PreTrain
 
 
 def new_names(architecture: Architecture, head: Head = CAUSAL_HEAD) -> frozenset[str]:
-    """Returns the names of the parameters that the checkpoint's own architecture lacks.
+    """Return the names of the parameters that the checkpoint's own architecture lacks.
 
     Raises:
         InputError: As ``meta_model``, or a pre-trained model lacks the language-model head that
@@ -181,7 +181,7 @@ def load_model(
     head: Head = CAUSAL_HEAD,
     rows: CheckpointRows | None = None,
 ) -> PreTrainedModel:
-    """Returns the model on the CPU in float32; the caller sets train or eval mode.
+    """Return the model on the CPU in float32; the caller sets train or eval mode.
 
     Args:
         architecture: Of the model.
@@ -206,7 +206,7 @@ def load_model(
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:
-    """Has blocks compute their activations again in the backward pass, and not keep them."""
+    """Have blocks compute their activations again in the backward pass, and not keep them."""
     # Older versions of transformers that are supported have the older name alone.
     newer = getattr(model, "activation_checkpointing_enable", None)
     (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
@@ -293,7 +293,7 @@ def _tokenizer_of(model: ModelConfig, kind: Any = AutoTokenizer) -> PreTrainedTo
 
 
 def _changed(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
-    """Returns the model with what the configuration puts in the place of some of its layers."""
+    """Return the model with what the configuration puts in the place of some of its layers."""
     fix_rotary_scale(model)
     if settings.replace_batch_norm and not replace_batch_norm(model):
         raise InputError(
@@ -380,7 +380,7 @@ def _pretrained(
 
 
 def _quantization(settings: ModelConfig) -> Any:
-    """Returns the module that knows of bits, whose library is an extra.
+    """Return the module that knows of bits, whose library is an extra.
 
     Raises:
         InputError: It is not installed.
@@ -446,7 +446,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def quiet_transformers() -> None:
-    """Keeps progress bars and notes of transformers and its like off stderr; dpft has its own."""
+    """Keep progress bars and notes of transformers and its like off stderr; dpft has its own."""
     disable_progress_bar()
     set_verbosity_error()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it where it is there
@@ -460,7 +460,7 @@ def load_with_tokens(
     seed: int,
     rows: CheckpointRows | None = None,
 ) -> PreTrainedModel:
-    """Returns a model on the CPU, with a row for each of the tokens.
+    """Return a model on the CPU, with a row for each of the tokens.
 
     A token that the model's own tokenizer knows has its row already, and keeps it.
 
@@ -477,7 +477,7 @@ def load_with_tokens(
 def grow_as_planned(
     loaded: PreTrainedModel, architecture: Architecture, head: Head, tokens: Sequence[str]
 ) -> None:
-    """Gives a model as many rows as ``load_with_tokens`` would, of no particular values.
+    """Give a model as many rows as ``load_with_tokens`` would, of no particular values.
 
     A plan needs no more than config.json: where there is no tokenizer, each row of the vocabulary
     is taken to be a token's.
@@ -496,7 +496,7 @@ def grow_as_planned(
 def known_tokens(
     task: str, tokens: Sequence[str], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[str, ...]:
-    """Returns a task's tokens, once the tokenizer is known to have them.
+    """Return a task's tokens, once the tokenizer is known to have them.
 
     Raises:
         InputError: It lacks one, as that of a run of another task does.
@@ -534,7 +534,7 @@ def add_tokens(
 
 
 def grow(model: PreTrainedModel, rows: int) -> None:
-    """Gives the vocabulary of a model at least so many rows; it never shrinks.
+    """Give the vocabulary of a model at least so many rows; it never shrinks.
 
     Tied weights stay tied, and a row that is new is undefined until ``start_rows``.
     """
@@ -546,7 +546,7 @@ def grow(model: PreTrainedModel, rows: int) -> None:
 
 @torch.no_grad()
 def start_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]]) -> None:
-    """Gives tokens a row of their own, that of the embedding and that of an untied head.
+    """Give tokens a row of their own, that of the embedding and that of an untied head.
 
     A row that a padded vocabulary already has is used.
     """

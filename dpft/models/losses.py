@@ -75,7 +75,7 @@ class LabeledBatch(Protocol):
 
 
 def per_example_losses(model: nn.Module, batch: LabeledBatch) -> Tensor:
-    """Returns each example's loss.
+    """Return each example's loss.
 
     A text's is the cross-entropy averaged over its own target tokens, by what each of them counts
     (``token_weights``); a label's is the cross-entropy over the label words' logits (Li et al.
@@ -115,7 +115,7 @@ def _losses(model: nn.Module, batch: LabeledBatch) -> Tensor:
 
 
 def answer_logits(model: nn.Module, batch: LabeledBatch) -> Tensor:
-    """Returns the logits of label words or classes, or a score.
+    """Return the logits of label words or classes, or a score.
 
     Returns:
         Shape (b, k); float32, or float64 for a float64 model.
@@ -131,7 +131,7 @@ def answer_logits(model: nn.Module, batch: LabeledBatch) -> Tensor:
 
 @torch.no_grad()
 def answer_values(model: nn.Module, batch: LabeledBatch) -> Tensor:
-    """Returns a model's answers as numbers, shape (b, k), float32 at least.
+    """Return a model's answers as numbers, shape (b, k), float32 at least.
 
     Probabilities of label words or classes, a probability of each attribute, or a score.
     """
@@ -143,7 +143,7 @@ def answer_values(model: nn.Module, batch: LabeledBatch) -> Tensor:
 
 @torch.no_grad()
 def token_nll(model: nn.Module, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
-    """Returns each example's summed negative log-likelihood and its number of target tokens.
+    """Return each example's summed negative log-likelihood and its number of target tokens.
 
     Perplexity over a data set is ``exp(sum of the first / sum of the second)``.
 
@@ -155,7 +155,7 @@ def token_nll(model: nn.Module, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def token_hits(model: nn.Module, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
-    """Returns how many target tokens are a model's likeliest ones, and how many there are.
+    """Return how many target tokens are a model's likeliest ones, and how many there are.
 
     Returns:
         Counts, shape (b,) each, int64.
@@ -167,7 +167,7 @@ def token_hits(model: nn.Module, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def token_logits(model: nn.Module, batch: LabeledBatch) -> Tensor:
-    """Returns the logits of a language model at each position, shape (b, t, v), float32.
+    """Return the logits of a language model at each position, shape (b, t, v), float32.
 
     A causal model says at each place what comes at the next, a seq2seq one what stands there.
     """
@@ -213,7 +213,7 @@ def masks_known_to_matter(batch: LabeledBatch) -> Iterator[None]:
 
 
 def _nll(model: nn.Module, batch: LabeledBatch, *, mean: bool) -> tuple[Tensor, Tensor]:
-    """Returns each example's sum or mean over its target tokens, and how many they are."""
+    """Return each example's sum or mean over its target tokens, and how many they are."""
     labels = _predicted(batch)
     tokens = (labels != IGNORED_LABEL).sum(dim=1)
     losses = _token_losses(_logits(model, batch), labels)
@@ -227,7 +227,7 @@ def _nll(model: nn.Module, batch: LabeledBatch, *, mean: bool) -> tuple[Tensor, 
 
 
 def _predicted(batch: LabeledBatch) -> Tensor:
-    """Returns the labels where they are predicted, shape (b, t)."""
+    """Return the labels where they are predicted, shape (b, t)."""
     if batch.kind == CLASSIFIER:
         raise ValueError(f"a {batch.kind} model writes no texts.")
     return predicted_labels(batch.labels, batch.kind)
@@ -250,7 +250,7 @@ def predicted_labels(labels: Tensor, kind: str, *, filling: int = IGNORED_LABEL)
 
 
 def _token_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the cross-entropy of each position, shape (b, t), zero where the label is -100."""
+    """Return the cross-entropy of each position, shape (b, t), zero where the label is -100."""
     losses = functional.cross_entropy(
         _full_precision(logits.flatten(0, 1)),
         labels.flatten(),
@@ -261,7 +261,7 @@ def _token_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _full_precision(logits: Tensor) -> Tensor:
-    """Returns logits in float32 at least.
+    """Return logits in float32 at least.
 
     Half-precision log-sum-exp over a vocabulary of 50,000 loses two digits.
     """

@@ -40,7 +40,7 @@ BLOCK, OUTER_BLOCK = 64, 256
 
 
 def bits_config(quantization: str) -> BitsAndBytesConfig:
-    """Returns what ``from_pretrained`` takes as ``quantization_config``.
+    """Return what ``from_pretrained`` takes as ``quantization_config``.
 
     Args:
         quantization: ``nf4`` or ``int8``.
@@ -88,7 +88,7 @@ class FrozenLinear:
         return scaled.to(dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Returns the product of (..., in_features), shape (..., out_features)."""
+        """Return the product of (..., in_features), shape (..., out_features)."""
         device = inputs.device.type
         dtype = inputs.dtype
         if torch.is_autocast_enabled(device):
@@ -118,7 +118,7 @@ class _FrozenProduct(torch.autograd.Function):
 
 @cache
 def _frozen_class(layer_class: type[nn.Linear]) -> type[nn.Linear]:
-    """Returns the class of the layers of one class of bitsandbytes', which peft takes for it."""
+    """Return the class of the layers of one class of bitsandbytes', which peft takes for it."""
     return type(f"Frozen{layer_class.__name__}", (FrozenLinear, layer_class), {})
 
 
@@ -150,7 +150,7 @@ def freeze_arithmetic(model: nn.Module) -> int:
 
 
 def plan_quantized(model: PreTrainedModel, quantization: str) -> PreTrainedModel:
-    """Returns a model on the meta device with layers of the size that loading would give it."""
+    """Return a model on the meta device with layers of the size that loading would give it."""
     keep = get_keys_to_not_convert(model)
     model = replace_with_bnb_linear(model, keep, bits_config(quantization))
     freeze_arithmetic(model)
@@ -164,7 +164,7 @@ def plan_quantized(model: PreTrainedModel, quantization: str) -> PreTrainedModel
 
 
 def _planned_weight(layer: FrozenLinear) -> nn.Parameter:
-    """Returns a parameter of as many bytes as the weight and its scales take, without values."""
+    """Return a parameter of as many bytes as the weight and its scales take, without values."""
     numbers, kind = layer.in_features * layer.out_features, cast(Any, type(layer.weight))
     fields: dict[str, Any] = {}
     if isinstance(layer, Linear4bit):
@@ -179,7 +179,7 @@ def _planned_weight(layer: FrozenLinear) -> nn.Parameter:
 
 
 def dequantized(model: PreTrainedModel) -> PreTrainedModel:
-    """Returns the model with ordinary float32 layers, of the very weights that it multiplied by.
+    """Return the model with ordinary float32 layers, of the very weights that it multiplied by.
 
     Args:
         model: Not in a wrapper of peft's; it is used up.

@@ -163,7 +163,7 @@ class ModelConfig(Section):
 
 
 def source(config: ModelConfig) -> dict[str, Any]:
-    """Returns the arguments that every ``from_pretrained`` shares."""
+    """Return the arguments that every ``from_pretrained`` shares."""
     if config.folder is not None:
         source = {"pretrained_model_name_or_path": str(config.folder), "local_files_only": True}
     else:

@@ -112,7 +112,7 @@ class World:
 
 
 def world() -> World | None:
-    """Returns what torchrun, or whoever sets its variables, says; None where nobody does.
+    """Return what torchrun, or whoever sets its variables, says; None where nobody does.
 
     Raises:
         InputError: A variable is missing, or is no number.
@@ -130,7 +130,7 @@ def world() -> World | None:
 
 
 def check_shards(config: ParallelConfig, processes: int) -> None:
-    """Refuses a number of processes that shards do not fit.
+    """Reject a number of processes that shards do not fit.
 
     Raises:
         InputError: They would not make whole replicas.
@@ -273,7 +273,7 @@ ASSUMED_TRUSTED = "a network between machines, assumed trusted or encrypted"
 
 
 def described(size: int, *, on_one_node: bool) -> dict[str, Any]:
-    """Returns how many processes there are, what each holds and what is between them.
+    """Return how many processes there are, what each holds and what is between them.
 
     That each holds the whole model is for a run with shards to correct: ``sharding``.
 
@@ -289,7 +289,7 @@ def described(size: int, *, on_one_node: bool) -> dict[str, Any]:
 def sharding(
     shards: int, replicas: int, *, accumulates_shards: bool = False, offload: bool = False
 ) -> str:
-    """Returns what each process holds of a model that is cut into shards.
+    """Return what each process holds of a model that is cut into shards.
 
     >>> sharding(2, 2)
     'fsdp, 2 shards x 2 replicas, sums kept whole'

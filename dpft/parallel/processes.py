@@ -45,7 +45,7 @@ _current = ALONE
 
 
 def current_ranks() -> Ranks:
-    """Returns this process's place among those of the run that it is in; alone outside of one."""
+    """Return this process's place among those of the run that it is in; alone outside of one."""
     return _current
 
 
@@ -129,7 +129,7 @@ def _join(config: ParallelConfig, launched: World) -> None:
 
 
 def _failure_within(limit: timedelta, work: Callable[[], None]) -> Exception | None:
-    """Returns what a work fails with, and a ``TimeoutError`` where it takes too long.
+    """Return what a work fails with, and a ``TimeoutError`` where it takes too long.
 
     Who waits for a program that listens at the port and is none of the run's would wait for ever,
     whatever torch is told: that one is left to its wait.
@@ -176,7 +176,7 @@ TOGETHER = 1
 
 
 def launch(config: LaunchConfig, words: Sequence[str]) -> None:
-    """Starts ``dpft`` of some words in several processes, and waits until all have ended.
+    """Start ``dpft`` of some words in several processes, and wait until all have ended.
 
     Raises:
         InputError: There are other processes already, or it cannot be said how many to start.
@@ -206,7 +206,7 @@ def launch(config: LaunchConfig, words: Sequence[str]) -> None:
 
 
 def number_of_processes(config: LaunchConfig) -> int:
-    """Returns how many processes to start.
+    """Return how many processes to start.
 
     Raises:
         InputError: There are others already, or there is no accelerator to count by.
@@ -230,7 +230,7 @@ def number_of_processes(config: LaunchConfig) -> int:
 
 
 def ended(failures: Mapping[int, ProcessFailure]) -> DpftError:
-    """Returns how processes have ended that the agent has found to fail.
+    """Return how processes have ended that the agent has found to fail.
 
     Those that failed later were ended by the agent, or because the others were gone.
     """
@@ -253,7 +253,7 @@ def ended(failures: Mapping[int, ProcessFailure]) -> DpftError:
 
 @contextmanager
 def _as_before(processes: int) -> Iterator[None]:
-    """Gives the processes their share of the cores; the agent's doings end with the block."""
+    """Give the processes their share of the cores; the agent's doings end with the block."""
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     cores = len(os.sched_getaffinity(0))
     try:

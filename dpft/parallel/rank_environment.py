@@ -27,7 +27,7 @@ _voices: list[TextIO] = []
 
 
 def is_other_rank() -> bool:
-    """Returns whether this process is a rank of a run other than rank 0."""
+    """Return whether this process is a rank of a run other than rank 0."""
     rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     return rank.isdecimal() and int(rank) > 0 and size.isdecimal() and int(size) > 1
 
@@ -62,7 +62,7 @@ def silent_except_rank_0() -> Iterator[None]:
 
 @contextmanager
 def without_logging() -> Iterator[None]:
-    """Lets nothing in the block log anything."""
+    """Let nothing in the block log anything."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -72,12 +72,12 @@ def without_logging() -> Iterator[None]:
 
 
 def error_stream() -> TextIO:
-    """Returns where an error is said: stderr, also where everything else is silent."""
+    """Return where an error is said: stderr, also where everything else is silent."""
     return _voices[-1] if _voices else sys.stderr
 
 
 def wait_for_rank_0() -> None:
-    """Waits, in a process beside the first, for the first one to say what is wrong.
+    """Wait, in a process beside the first, for the first one to say what is wrong.
 
     What is wrong with words is found by every process at once, and torchrun ends the others as
     soon as one has ended. What is wrong here alone is said here, a moment later.
@@ -114,7 +114,7 @@ class SubmittedTask:
     """Where what it says on stderr is kept."""
 
     def variables(self) -> dict[str, str]:
-        """Returns what torchrun would tell a process in this place; a given port is kept."""
+        """Return what torchrun would tell a process in this place; a given port is kept."""
         values = {
             "RANK": self.rank,
             "WORLD_SIZE": self.size,
@@ -146,7 +146,7 @@ def submitted_task() -> SubmittedTask | None:
 
 
 def port_of(job: str) -> int:
-    """Returns the port at which the tasks of a job meet, the same for all of them.
+    """Return the port at which the tasks of a job meet, the same for all of them.
 
     >>> port_of("slurm:17") == port_of("slurm:17") != port_of("slurm:18")
     True
@@ -156,7 +156,7 @@ def port_of(job: str) -> int:
 
 @contextmanager
 def torchrun_environment(task: SubmittedTask | None) -> Iterator[None]:
-    """Sets torchrun's variables, inside the block, in a task that is not alone in its job.
+    """Set torchrun's variables, inside the block, in a task that is not alone in its job.
 
     Args:
         task: This process's place. Processes that torchrun has started inside of a task have one
@@ -172,7 +172,7 @@ def torchrun_environment(task: SubmittedTask | None) -> Iterator[None]:
 
 @contextmanager
 def environment_kept() -> Iterator[None]:
-    """Puts the variables of the environment back at the end."""
+    """Put the variables of the environment back at the end."""
     before = dict(os.environ)
     try:
         yield
@@ -187,7 +187,7 @@ TERMINATED = 143
 
 @contextmanager
 def termination_requests() -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether SIGTERM has come, which in the block ends nothing.
+    """Yield a function that says whether SIGTERM has come, which in the block ends nothing.
 
     Only the main thread is told of signals; elsewhere the answer is always no.
     """

@@ -65,7 +65,7 @@ class StepSums(Protocol):
     """Where a step's clipped sums are, this rank's own, and how they become all ranks'."""
 
     def reduce_sums(self, block: int, finish: FinishPieces) -> None:
-        """Adds up all ranks' sums, lets each piece be finished once, and leaves it in ``grad``.
+        """Add up all ranks' sums, lets each piece be finished once, and leaves it in ``grad``.
 
         Args:
             block: Numbers of a flattened parameter that no piece reaches across.
@@ -76,7 +76,7 @@ class StepSums(Protocol):
 def pieces_between(
     place: int, start: int, end: int, *, total: int, block: int
 ) -> Iterator[tuple[int, int, Piece]]:
-    """Yields where each piece of a stretch of a flattened parameter begins and ends, and the piece.
+    """Yield where each piece of a stretch of a flattened parameter begins and ends, and the piece.
 
     >>> [(a, b, p.block, p.offset) for a, b, p in pieces_between(0, 3, 9, total=10, block=4)]
     [(3, 4, 0, 3), (4, 8, 1, 0), (8, 9, 2, 0)]
@@ -95,7 +95,7 @@ def finish_sums(
     ranks: Ranks,
     owned: Sequence[list[int]] | None = None,
 ) -> None:
-    """Makes each stretch the finished sum of all ranks' stretches, the same bits on each rank.
+    """Make each stretch the finished sum of all ranks' stretches, the same bits on each rank.
 
     Args:
         stretches: Of this rank's gradients, 1-D, of one dtype; to be written to. Every rank has the
@@ -120,7 +120,7 @@ def finish_sums(
 
 
 def owned_places(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Returns the places of the stretches that each rank finishes, about as many numbers each.
+    """Return the places of the stretches that each rank finishes, about as many numbers each.
 
     >>> owned_places([4, 1, 3, 2], 2)
     [[0, 1], [2, 3]]
@@ -134,7 +134,7 @@ def owned_places(lengths: Sequence[int], size: int) -> list[list[int]]:
 
 
 def _turns(lengths: Sequence[int], owned: Sequence[list[int]]) -> Iterator[list[list[int]]]:
-    """Yields what each rank finishes in one exchange: places, of about ``TURN`` numbers."""
+    """Yield what each rank finishes in one exchange: places, of about ``TURN`` numbers."""
     waiting = [list(reversed(places)) for places in owned]
     while any(waiting):
         turn = []
@@ -182,7 +182,7 @@ def _finish_turn(
 def _parts(
     row: Tensor, stretches: Sequence[Tensor], places: Sequence[int]
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yields each place, and the part of a row that is its stretch's, one after the other."""
+    """Yield each place, and the part of a row that is its stretch's, one after the other."""
     start = 0
     for place in places:
         end = start + len(stretches[place])
@@ -215,7 +215,7 @@ class Rounds:
     def __init__(
         self, ranks: Ranks, group: dist.ProcessGroup, words: dist.ProcessGroup, device: torch.device
     ) -> None:
-        """Joins the ranks of two process groups of the same ranks.
+        """Join the ranks of two process groups of the same ranks.
 
         Args:
             ranks: All of the run, which count the traffic.
@@ -230,7 +230,7 @@ class Rounds:
         self._like = torch.empty(0, device=device)
 
     def offer(self, sender: Sender) -> int:
-        """Returns the number by which every rank may wish for what all of them send.
+        """Return the number by which every rank may wish for what all of them send.
 
         It is the same on each, since all offer the same things in the same order.
         """
@@ -248,7 +248,7 @@ class Rounds:
         self._carry_out(self._heard(number), number, output, values)
 
     def accept(self, length: int, receiver: Receiver) -> int:
-        """Returns the number by which every rank may push to all; as ``offer``.
+        """Return the number by which every rank may push to all; as ``offer``.
 
         Args:
             length: Numbers of float32 that each other one sends this rank.
@@ -258,12 +258,12 @@ class Rounds:
         return self.offer(lambda: torch.empty(0))
 
     def push(self, number: int, parts: Sequence[Tensor]) -> None:
-        """Sends each rank its part, 1-D, of what all accept under a number."""
+        """Send each rank its part, 1-D, of what all accept under a number."""
         self._carry_out(self._heard(number), number, None, parts)
 
     @contextmanager
     def serving_other_ranks(self) -> Iterator[None]:
-        """Lets ranks run the model as often as each likes; ends when all have come to its end.
+        """Let ranks run the model as often as each likes; ends when all have come to its end.
 
         An interrupted rank leaves at once: it may be amid a round.
 
@@ -281,7 +281,7 @@ class Rounds:
         self._serve()
 
     def _serve(self) -> None:
-        """Sends what the others wish for until nobody wishes for anything."""
+        """Send what the others wish for until nobody wishes for anything."""
         while set(wishes := self._heard(DONE)) != {DONE}:
             self._carry_out(wishes, DONE, None, None)
 
@@ -397,7 +397,7 @@ class Cut:
         return size
 
     def stretch(self, shard: int) -> tuple[int, int]:
-        """Returns where a shard begins and ends in the flattened parameter.
+        """Return where a shard begins and ends in the flattened parameter.
 
         >>> [Cut((5, 2), 3).stretch(shard) for shard in range(3)]
         [(0, 4), (4, 8), (8, 10)]
@@ -432,7 +432,7 @@ class PushedSums:
         }
 
     def add(self, name: str, total: Tensor | None, part: Tensor) -> None:
-        """Sends each shard of a part to its owner, who adds it to its own."""
+        """Send each shard of a part to its owner, who adds it to its own."""
         flat, cut = part.reshape(-1), self._cuts[name]
         self._rounds.push(
             self._numbers[name], [flat[slice(*cut.stretch(shard))] for shard in range(cut.shards)]
@@ -442,16 +442,16 @@ class PushedSums:
         """Nothing waits."""
 
     def clear(self) -> None:
-        """Forgets all sums."""
+        """Forget all sums."""
         self._held.clear()
 
     def taken(self, name: str) -> Tensor:
-        """Returns this rank's shard of a sum, flat and in float64, and forgets it."""
+        """Return this rank's shard of a sum, flat and in float64, and forget it."""
         held = self._held.pop(name, None)
         return self._zeros(name) if held is None else held
 
     def _take(self, name: str, parts: Sequence[Tensor]) -> None:
-        """Adds what each rank sent of this rank's shard, in the order of places."""
+        """Add what each rank sent of this rank's shard, in the order of places."""
         held = self._held.setdefault(name, self._zeros(name))
         for part in parts:
             held += part.to(held.device)
@@ -465,11 +465,11 @@ class WholeShardedSums:
     """Sums that each rank keeps whole, in ``grad`` of what bears the parameters' names."""
 
     def __init__(self, unsharded: Mapping[str, nn.Parameter], cuts: Mapping[str, Cut]) -> None:
-        """Takes all the model's parameters."""
+        """Take all the model's parameters."""
         self._unsharded, self._cuts = unsharded, cuts
 
     def taken(self, name: str) -> Tensor:
-        """Returns this rank's own sum of a whole parameter, flat, and forgets it."""
+        """Return this rank's own sum of a whole parameter, flat, and forget it."""
         parameter = self._unsharded[name]
         held, parameter.grad = parameter.grad, None
         if held is None:
@@ -570,7 +570,7 @@ def finish_pushed(
     twins: Ranks,
     shard: int,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields this rank's shard of each finished sum; as ``finish_whole``, of pushed sums."""
+    """Yield this rank's shard of each finished sum; as ``finish_whole``, of pushed sums."""
     held = {name: sums.taken(name) for name in cuts}
     (mine,) = stretches_of(cuts, places, shard, 1, block)
     starts = {name: cut.stretch(shard)[0] for name, cut in cuts.items()}

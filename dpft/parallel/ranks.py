@@ -67,7 +67,7 @@ class Ranks:
         on_one_node: bool = True,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Takes a place; with ``size`` above 1 torch's process group must stand.
+        """Take a place; with ``size`` above 1 torch's process group must stand.
 
         Args:
             rank: Place of this process, from 0.
@@ -94,7 +94,7 @@ class Ranks:
         return described(self.size, on_one_node=self.on_one_node)
 
     def broadcast(self, content: bytes = b"") -> bytes:
-        """Returns the first rank's content; what the others give is not read.
+        """Return the first rank's content; what the others give is not read.
 
         It travels as bytes, in the clear: never pickled, never by a file.
         """
@@ -109,7 +109,7 @@ class Ranks:
         return numbers.numpy().tobytes()
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
-        """Gives every rank's tensors, of the same shapes in the same order, the first's values."""
+        """Give every rank's tensors, of the same shapes in the same order, the first's values."""
         if self.size == 1:
             return
         for tensor in tensors:
@@ -152,13 +152,13 @@ class Ranks:
         return received
 
     def total(self, values: Tensor) -> Tensor:
-        """Adds up every rank's values, in place; for a few numbers, not for gradients."""
+        """Add up every rank's values, in place; for a few numbers, not for gradients."""
         if self.size > 1:
             self.call("all_reduce", lambda: dist.all_reduce(values), values)
         return values
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Returns of each flag whether it is set on some rank."""
+        """Return of each flag whether it is set on some rank."""
         if self.size == 1:
             return flags
         values = torch.tensor(flags, dtype=torch.uint8)
@@ -168,7 +168,7 @@ class Ranks:
     def on_rank_0(
         self, work: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
     ) -> Result | None:
-        """Calls a function on rank 0 alone; returns what it returns there, and None elsewhere.
+        """Call a function on rank 0 alone; return what it returns there, and None elsewhere.
 
         The others wait until it has returned, and serve it where it runs a model in shards.
 
@@ -192,7 +192,7 @@ class Ranks:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Lets the ranks go on past the block together, or none of them.
+        """Let the ranks go on past the block together, or none of them.
 
         Nothing inside the block may be collective, except for what ``serving_other_ranks`` serves.
         Rank 0 reports the error of the lowest rank that failed.
@@ -239,7 +239,7 @@ class Ranks:
         return failed, SaidElsewhere(kind, code, sentence if self.is_rank_0 else None)
 
     def call(self, kind: str, collective: Callable[[], object], sent: Tensor) -> None:
-        """Carries an operation out and counts it.
+        """Carry an operation out and counts it.
 
         Raises:
             RankLost: Another process has ended, or the network is gone.
@@ -334,7 +334,7 @@ class RankShare:
     size: int = 1
 
     def of(self, weights: Sequence[int]) -> list[int]:
-        """Returns the places of this rank's pieces, ascending.
+        """Return the places of this rank's pieces, ascending.
 
         The heaviest are dealt first, each to the rank that has least: shares differ by no more
         than the heaviest piece, and every rank comes to the same shares by itself.
@@ -359,7 +359,7 @@ EVERYTHING = RankShare()
 
 
 def in_turn(count: int, ranks: Ranks) -> range:
-    """Returns the places, of so many, that are this rank's where they are dealt one by one."""
+    """Return the places, of so many, that are this rank's where they are dealt one by one."""
     return range(ranks.rank, count, ranks.size)
 
 

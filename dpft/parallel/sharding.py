@@ -15,17 +15,17 @@ from dpft.errors import InputError
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Returns this process's shard of a tensor, or the tensor where it is whole; no copy."""
+    """Return this process's shard of a tensor, or the tensor where it is whole; no copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def is_cut(tensor: Tensor) -> bool:
-    """Returns whether a tensor is cut into shards, of which one lies here."""
+    """Return whether a tensor is cut into shards, of which one lies here."""
     return isinstance(tensor, DTensor)
 
 
 def rows_here(tensor: Tensor) -> tuple[int, int] | None:
-    """Returns from and up to which row a tensor lies here; None: it is whole."""
+    """Return from and up to which row a tensor lies here; None: it is whole."""
     if not isinstance(tensor, DTensor):
         return None
     mesh = tensor.device_mesh
@@ -37,7 +37,7 @@ def rows_here(tensor: Tensor) -> tuple[int, int] | None:
 
 
 def from_rows(parameter: Tensor, rows: Tensor) -> Tensor:
-    """Returns this process's rows of a tensor of a parameter's shape, cut as the parameter is.
+    """Return this process's rows of a tensor of a parameter's shape, cut as the parameter is.
 
     Nothing passes between processes. Rows for a parameter that is whole are returned as they are.
     """
@@ -54,7 +54,7 @@ def from_rows(parameter: Tensor, rows: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Returns all of a tensor that is cut into shards; collective, on every rank that has one.
+    """Return all of a tensor that is cut into shards; collective, on every rank that has one.
 
     One that is whole is returned as it is.
     """
@@ -62,7 +62,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def cut_like(parameter: Tensor, values: Tensor) -> Tensor:
-    """Returns values of a parameter's shape, the same on every rank, cut as the parameter is."""
+    """Return values of a parameter's shape, the same on every rank, cut as the parameter is."""
     if not isinstance(parameter, DTensor):
         return values
     mesh, placements = parameter.device_mesh, parameter.placements
@@ -92,7 +92,7 @@ def fill(model: nn.Module, read: ReadRows, device: torch.device) -> None:
 
 
 def blocks_apart(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Returns the blocks whose parameters nothing else of the model holds."""
+    """Return the blocks whose parameters nothing else of the model holds."""
     holders: dict[nn.Parameter, set[int]] = {}
     inside = {module: number for number, block in enumerate(blocks) for module in block.modules()}
     for module in model.modules():
@@ -107,7 +107,7 @@ def blocks_apart(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Modul
 
 
 def check_can_be_sharded(model: nn.Module) -> None:
-    """Refuses what ``fully_shard`` cannot cut.
+    """Reject what ``fully_shard`` cannot cut.
 
     Raises:
         InputError: Naming the parameter.
@@ -131,7 +131,7 @@ def check_can_be_sharded(model: nn.Module) -> None:
 
 
 def block_lists(model: nn.Module) -> list[nn.ModuleList]:
-    """Returns the outermost lists of modules of one class that hold parameters.
+    """Return the outermost lists of modules of one class that hold parameters.
 
     A seq2seq model has two: the layers of its encoder, and those of its decoder.
     """
@@ -146,10 +146,10 @@ def block_lists(model: nn.Module) -> list[nn.ModuleList]:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Returns the modules of a model's block lists, in the model's order."""
+    """Return the modules of a model's block lists, in the model's order."""
     return [block for blocks in block_lists(model) for block in blocks]
 
 
 def size_of(parameters: Iterable[nn.Parameter]) -> int:
-    """Returns how many numbers parameters have."""
+    """Return how many numbers parameters have."""
     return sum(parameter.numel() for parameter in parameters)

@@ -42,7 +42,7 @@ class UnshardedSums:
     """As of ``ShardedModel``."""
 
     def new_sums(self) -> None:
-        """Returns nothing: ``grad`` of what is unsharded holds the sums."""
+        """Return nothing: ``grad`` of what is unsharded holds the sums."""
         return
 
 
@@ -119,7 +119,7 @@ class ShardedModel:
         self._pushed = PushedSums(cuts, self.rounds, where) if accumulates_shards else None
 
     def new_sums(self) -> PushedSums | None:
-        """Returns what adds up micro-batches' sums; None where ``unsharded`` holds them whole."""
+        """Return what adds up micro-batches' sums; None where ``unsharded`` holds them whole."""
         return self._pushed
 
     def group_of(self, name: str) -> dict[str, Tensor]:
@@ -137,7 +137,7 @@ class ShardedModel:
         return values
 
     def take_gradients(self) -> None:
-        """Takes the gradients of an ordinary backward pass, where no whole ones are to be kept."""
+        """Take the gradients of an ordinary backward pass, where no whole ones are to be kept."""
         if self._pushed is None:
             return
         for name, parameter in self.unsharded.items():
@@ -169,7 +169,7 @@ class ShardedModel:
         return {"sum": sums, "sum_of_squares": squares}
 
     def forget_sums(self) -> None:
-        """Drops what a step has added up that is not finished."""
+        """Drop what a step has added up that is not finished."""
         for parameter in self.unsharded.values():
             parameter.grad = None
         if self._pushed is not None:
@@ -252,7 +252,7 @@ class _Gathering(AllGather):
             self._rounds.gather(self._number, output_tensor, input_tensor)
 
     def _own(self) -> Tensor:
-        """Returns this rank's shards of the group's parameters, as FSDP puts them together."""
+        """Return this rank's shards of the group's parameters, as FSDP puts them together."""
         state = self._group._get_fsdp_state()
         group = state._fsdp_param_group
         assert group is not None
@@ -284,7 +284,7 @@ class Unread(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Reads where values are asked for; whatever else torch does sees no values."""
+        """Read where values are asked for; whatever else torch does sees no values."""
         if func is Tensor.detach:
             return args[0]
         if func in READING and isinstance(args[0], Unread):
@@ -294,7 +294,7 @@ class Unread(Tensor):
 
 
 def whole_reader(shards: ShardedModel) -> Callable[[Tensor], Tensor]:
-    """Returns what reads all of a parameter, on the CPU; whatever else it is given it returns.
+    """Return what reads all of a parameter, on the CPU; whatever else it is given it returns.
 
     One group of parameters is held at a time. The other ranks serve it inside
     ``ranks.failing_together()``.
@@ -320,7 +320,7 @@ READING = frozenset({Tensor.contiguous, Tensor.clone, Tensor.cpu, Tensor.to})
 
 @contextmanager
 def gathered(shards: ShardedModel, *, held: Callable[[nn.Parameter], bool]) -> Iterator[None]:
-    """Lets one rank save a model, which the others serve: inside ``ranks.failing_together()``.
+    """Let one rank save a model, which the others serve: inside ``ranks.failing_together()``.
 
     Args:
         shards: The model; its parameters are as they were afterwards.

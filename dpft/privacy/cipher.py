@@ -60,7 +60,7 @@ class Address:
     """Which stretch of the draw."""
 
     def nonce(self) -> bytes:
-        """Returns the address as the 12 bytes of a nonce, each field's highest byte first.
+        """Return the address as the 12 bytes of a nonce, each field's highest byte first.
 
         Raises:
             ValueError: A field is negative or too large.
@@ -76,7 +76,7 @@ class Address:
 
 
 def keystream(key: bytes, address: Address, size: int) -> bytearray:
-    """Returns ``size`` bytes of keystream.
+    """Return ``size`` bytes of keystream.
 
     Args:
         key: 32 secret bytes.
@@ -91,7 +91,7 @@ def keystream(key: bytes, address: Address, size: int) -> bytearray:
 def fill_with_keystream(
     key: bytes, address: Address, out: bytearray | memoryview, *, zeros: bytes | memoryview
 ) -> None:
-    """Fills ``out`` with keystream, without memory of its own.
+    """Fill ``out`` with keystream, without memory of its own.
 
     Args:
         key: 32 secret bytes.
@@ -110,7 +110,7 @@ _NEXT_STEP = b"dpft key of the next step"
 
 
 def secret_key(purpose: str, noise_seed: int | None = None) -> bytes:
-    """Returns 32 bytes from the operating system, or, for tests, what a seed stands for.
+    """Return 32 bytes from the operating system, or, for tests, what a seed stands for.
 
     Args:
         purpose: What the key is for; keys of one seed differ by it.
@@ -131,7 +131,7 @@ class AgingKey:
     """
 
     def __init__(self, key: bytes, step: int = 0) -> None:
-        """Takes ``key``, 32 bytes, as that of step ``step``."""
+        """Take ``key``, 32 bytes, as that of step ``step``."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key must have {KEY_BYTES} bytes, got {len(key)}.")
         self._key, self._step = key, step
@@ -158,6 +158,6 @@ class AgingKey:
         return key
 
     def forget(self, step: int) -> None:
-        """Forgets the keys of all steps before ``step``."""
+        """Forget the keys of all steps before ``step``."""
         self._key, self._step = self.at(step), step
         self._latest = (step, self._key)

@@ -117,7 +117,7 @@ class PrivacyEngine:
         return self._last_step
 
     def draw(self, num_units: int) -> list[int]:
-        """Starts a step: returns its logical batch, indices of units; private, maybe empty.
+        """Start a step: returns its logical batch, indices of units; private, maybe empty.
 
         Every rank gets the first one's draw. No gradient of an earlier step outlives this: what
         no longer trains has none, so that no optimizer moves it.
@@ -145,7 +145,7 @@ class PrivacyEngine:
         return broadcast_numbers(drawn, self._ranks)
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
-        """Adds a micro-batch's clipped sum; see ``PhasedClipper.accumulate``."""
+        """Add a micro-batch's clipped sum; see ``PhasedClipper.accumulate``."""
         if not self._open_step:
             raise RuntimeError("accumulate must come between draw and finish_step.")
         self._open_step = False  # A step with a failed micro-batch cannot be finished.
@@ -154,7 +154,7 @@ class PrivacyEngine:
         return result
 
     def finish_step(self) -> SignalAndNoise | None:
-        """Ends a step: every trainable parameter's ``grad`` becomes the private gradient.
+        """End a step: every trainable parameter's ``grad`` becomes the private gradient.
 
         ``(clipped sum + N(0, (noise_multiplier * sensitivity)^2)) / expected_batch_size``. The
         divisor is public configuration, never the size of the draw.

@@ -51,13 +51,13 @@ class BoxMuller:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Prepares to work on a device; memory is taken by the first call that needs it."""
+        """Prepare to work on a device; memory is taken by the first call that needs it."""
         self._device = device
         self._numbers = torch.empty(0, dtype=torch.int64, device=device)
         self._floats = torch.empty((3, 0), dtype=torch.float64, device=device)
 
     def pairs(self, words: Tensor, refining_words: Words) -> tuple[Tensor, Tensor]:
-        """Returns two halves of standard Gaussians, float64, valid until the next call.
+        """Return two halves of standard Gaussians, float64, valid until the next call.
 
         Args:
             words: Secret bits, int64, shape (2 * pairs,): first those of the radii, then those of
@@ -101,14 +101,14 @@ class BoxMuller:
 
     @staticmethod
     def _uniforms(words: Tensor, numbers: Tensor, out: Tensor) -> None:
-        """Leaves k in ``numbers`` and ``(k + 1/2) 2^-53`` in ``out``."""
+        """Leave k in ``numbers`` and ``(k + 1/2) 2^-53`` in ``out``."""
         # The shift copies the sign bit downwards; the mask takes the copies away.
         torch.bitwise_right_shift(words, 64 - _BITS, out=numbers).bitwise_and_(2**_BITS - 1)
         out.copy_(numbers).add_(0.5).mul_(2.0**-_BITS)
 
 
 def _refine(logarithms: Tensor, numbers: Tensor, extended: Extensions) -> None:
-    """Replaces the logarithms of uniforms too near 0 to have 32 significant bits.
+    """Replace the logarithms of uniforms too near 0 to have 32 significant bits.
 
     An accelerator is waited for once, and once more where there are such uniforms.
     """
@@ -126,7 +126,7 @@ def _refine(logarithms: Tensor, numbers: Tensor, extended: Extensions) -> None:
 
 
 def refined_logarithm(number: int, extension: bytes) -> float:
-    """Returns ``ln((k + 1/2) 2^-bits)`` with k extended until 32 of its bits are significant.
+    """Return ``ln((k + 1/2) 2^-bits)`` with k extended until 32 of its bits are significant.
 
     Args:
         number: The 53 bits drawn first.
@@ -186,7 +186,7 @@ def keystream_words(
 
 @cache
 def _rounds_on(kind: str) -> Callable[..., Rows]:
-    """Returns ``_rounds`` for a kind of device: compiled, except for the CPU."""
+    """Return ``_rounds`` for a kind of device: compiled, except for the CPU."""
     if kind == "cpu":
         return _rounds
     compiled = torch.compile(_rounds, dynamic=True)
@@ -196,7 +196,10 @@ def _rounds_on(kind: str) -> Callable[..., Rows]:
         try:
             return compiled(*rows)
         except RuntimeError as error:  # the compiler's errors are; a machine may lack what it needs
-            logger.warning("noise is drawn slower: torch.compile failed (%s)", type(error).__name__)
+            logger.warning(
+                "noise generation is slower, because torch.compile failed (%s)",
+                type(error).__name__,
+            )
             compiled = _rounds
             return _rounds(*rows)
 
@@ -204,7 +207,7 @@ def _rounds_on(kind: str) -> Callable[..., Rows]:
 
 
 def _rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Rows:
-    """Returns four rows of shape (4, counters) after ten column rounds and ten diagonal ones."""
+    """Return four rows of shape (4, counters) after ten column rounds and ten diagonal ones."""
     for _ in range(_DOUBLE_ROUNDS):
         a, b, c, d = _quarter_rounds(a, b, c, d)
         # The diagonals become columns, and after the round columns again.
@@ -214,7 +217,7 @@ def _rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Rows:
 
 
 def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Rows:
-    """Returns the rows after the quarter round of RFC 8439, section 2.1, on each column."""
+    """Return the rows after the quarter round of RFC 8439, section 2.1, on each column."""
     a = a + b
     d = _rotated(d ^ a, 16)
     c = c + d
@@ -227,6 +230,6 @@ def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Rows:
 
 
 def _rotated(words: Tensor, bits: int) -> Tensor:
-    """Returns int32 words with their bits rotated to the left."""
+    """Return int32 words with their bits rotated to the left."""
     low_bits: int = 2**bits - 1
     return (words << bits) | ((words >> (32 - bits)) & low_bits)

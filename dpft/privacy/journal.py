@@ -114,7 +114,7 @@ class Anchor:
 
 
 def read_run_ledger(folder: Path) -> LedgerRecord | None:
-    """Returns the ledger of a run's folder, once everything in ``private/`` agrees with it.
+    """Return the ledger of a run's folder, once everything in ``private/`` agrees with it.
 
     A run may be going on meanwhile: what follows the ledger is read before it.
 
@@ -143,12 +143,12 @@ def read_run_ledger(folder: Path) -> LedgerRecord | None:
 
 
 def knows_the_end(folder: Path) -> bool:
-    """Returns whether ``private/`` knows how many steps the run has taken."""
+    """Return whether ``private/`` knows how many steps the run has taken."""
     return bool((folder / JOURNAL).exists() or list(folder.glob(CHECKPOINT_STATES)))
 
 
 def read_journal(path: Path) -> dict[int, dict[str, Any]]:
-    """Returns each step's last entry, by its number; none where there is no such file.
+    """Return each step's last entry, by its number; none where there is no such file.
 
     A line that broke off, which no ledger line followed, is left out; its step comes next. A step
     stands twice where a crash came between its entry and its ledger line.
@@ -184,7 +184,7 @@ def read_journal(path: Path) -> dict[int, dict[str, Any]]:
 
 
 def check_anchor(path: Path, ledger: LedgerRecord | None, anchor: Anchor) -> None:
-    """Refuses a ledger other than the one whose lines and head were written down, or its sequel.
+    """Reject a ledger other than the one whose lines and head were written down, or its sequel.
 
     Args:
         path: The ledger.
@@ -207,7 +207,7 @@ def check_anchor(path: Path, ledger: LedgerRecord | None, anchor: Anchor) -> Non
 
 
 def _check_journal(folder: Path, ledger: LedgerRecord, journaled: int) -> None:
-    """Refuses a ledger and a replay log of which one lacks steps that the other has.
+    """Reject a ledger and a replay log of which one lacks steps that the other has.
 
     Args:
         folder: The run's.
@@ -233,7 +233,7 @@ def _check_journal(folder: Path, ledger: LedgerRecord, journaled: int) -> None:
 
 
 def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
-    """Yields what each checkpoint says of the ledger, of a run that has one.
+    """Yield what each checkpoint says of the ledger, of a run that has one.
 
     Raises:
         StateError: It names no lines and head.
@@ -260,7 +260,7 @@ def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
 
 
 def _before_first_line(run: Mapping[str, Any]) -> KnownLedger | None:
-    """Returns what a checkpoint of step 0 says of the ledger; None where it names no run.
+    """Return what a checkpoint of step 0 says of the ledger; None where it names no run.
 
     Raises:
         ValidationError: Its plan, or its clipper, is none.
@@ -282,7 +282,7 @@ class JournaledLedger:
     def __init__(
         self, ledger: Ledger, path: Path, *, environment: Mapping[str, Any], steps_done: int
     ) -> None:
-        """Opens the replay log, mode 0600, and goes on in it.
+        """Open the replay log, mode 0600, and goes on in it.
 
         Args:
             ledger: New or reopened.
@@ -314,7 +314,7 @@ class JournaledLedger:
         self.ledger.begin()
 
     def record_step(self, mechanism: GaussianStep, gradients: Released) -> None:
-        """Records a step, or holds a replayed one against what is recorded of it.
+        """Record a step, or holds a replayed one against what is recorded of it.
 
         Args:
             mechanism: What the ledger says of it.
@@ -340,7 +340,7 @@ class JournaledLedger:
         self.position += 1
 
     def count_abandoned_step(self, mechanism: GaussianStep) -> None:
-        """Records, as a step that was taken, the one that a crash kept out of the ledger.
+        """Record, as a step that was taken, the one that a crash kept out of the ledger.
 
         It is never taken again: what follows has new noise and is a step of its own. Whether it
         was a crash, or somebody cut the ledger's last line, cannot be told, so it counts.
@@ -365,7 +365,7 @@ class JournaledLedger:
 
 
 def _fingerprint(gradients: "Sequence[Tensor]") -> dict[str, str]:
-    """Returns the sum and the sum of squares of all gradients, float64, bit for bit in hex."""
+    """Return the sum and the sum of squares of all gradients, float64, bit for bit in hex."""
     import torch  # whoever reads a ledger needs none
 
     moments = []

@@ -175,7 +175,7 @@ class LedgerRecord:
         return stream_lengths(self.mechanisms)
 
     def line_of(self, step: int) -> int:
-        """Returns the number of the line that a step, counted from 1, has or would have."""
+        """Return the number of the line that a step, counted from 1, has or would have."""
         return step + 1
 
 
@@ -186,7 +186,7 @@ class StepLog(Protocol):
         """Write the first line, the plan, unless it was written before."""
 
     def record_step(self, mechanism: GaussianStep, gradients: Released) -> None:
-        """Records the next step; an error means that it must not be released."""
+        """Record the next step; an error means that it must not be released."""
 
 
 class NoLedger:
@@ -196,7 +196,7 @@ class NoLedger:
         """Write nothing."""
 
     def record_step(self, mechanism: Step, gradients: Released) -> None:
-        """Records nothing."""
+        """Record nothing."""
 
 
 class Ledger:
@@ -210,7 +210,7 @@ class Ledger:
         clipper: Sequence[ClipperChoice] | None = None,
         run_id: str | None = None,
     ) -> None:
-        """Starts a new ledger, whose first line is written by ``begin``.
+        """Start a new ledger, whose first line is written by ``begin``.
 
         So a checkpoint can hold the first line's head before the file has a line.
 
@@ -248,7 +248,7 @@ class Ledger:
         clipper: Sequence[ClipperChoice] | None = None,
         run_id: str | None = None,
     ) -> Self:
-        """Returns the ledger of a run that broke off, to go on after its last whole line.
+        """Return the ledger of a run that broke off, to go on after its last whole line.
 
         A torn line stays until the next one is written in its place.
 
@@ -281,7 +281,7 @@ class Ledger:
             self.lines, self.head = 1, hash_of(unwritten)
 
     def begin(self) -> None:
-        """Writes the first line, unless it is there, and waits until it is on disk."""
+        """Write the first line, unless it is there, and wait until it is on disk."""
         if self._unwritten is not None:
             self._cut_torn_line()
             self._append(self._unwritten)
@@ -293,22 +293,22 @@ class Ledger:
         return stream_lengths(self._mechanisms)
 
     def streams_before(self, step: int) -> tuple[int, ...]:
-        """Returns the same of the first ``step`` steps."""
+        """Return the same of the first ``step`` steps."""
         return stream_lengths(self._mechanisms[:step])
 
     def record_step(self, mechanism: Step, gradients: Released) -> None:
-        """Records the next step; what its gradients are is not kept here."""
+        """Record the next step; what its gradients are is not kept here."""
         self.append(self.steps + 1, mechanism)
 
     def append(self, step: int, mechanism: Step) -> None:
-        """Records step ``step`` (counted from 1) and waits until it is on disk."""
+        """Record step ``step`` (counted from 1) and waits until it is on disk."""
         self.begin()
         self._write(StepLine(step=step, mechanism=mechanism, previous=self.head))
         self.steps = step
         self._mechanisms.append(mechanism)
 
     def close(self, *, released: str | None = None) -> None:
-        """Writes the line that says the run ended as planned.
+        """Write the line that says the run ended as planned.
 
         Args:
             released: Digest of what was released, which holds a later reader to it.
@@ -342,14 +342,14 @@ class Ledger:
 
 
 def new_run_id() -> str:
-    """Returns 128 random bits in hex: public, and derived from no key."""
+    """Return 128 random bits in hex: public, and derived from no key."""
     return secrets.token_hex(16)
 
 
 def first_line(
     run_id: str, plan: Plan, clipper: Sequence[ClipperChoice] | None = None
 ) -> FirstLine:
-    """Returns a ledger's first line."""
+    """Return a ledger's first line."""
     return FirstLine(
         run_id=run_id,
         schema_version=LEDGER_VERSION,
@@ -360,17 +360,17 @@ def first_line(
 
 
 def line_text(line: StrictModel) -> str:
-    """Returns a line as it is written, without its end."""
+    """Return a line as it is written, without its end."""
     return json.dumps(as_json(line), sort_keys=True)
 
 
 def hash_of(line: str) -> str:
-    """Returns the SHA-256 of a line without its end, which the next one names."""
+    """Return the SHA-256 of a line without its end, which the next one names."""
     return hashlib.sha256(line.encode()).hexdigest()
 
 
 def read_ledger(path: Path) -> LedgerRecord:
-    """Returns what a ledger says, after checking its chain.
+    """Return what a ledger says, after checking its chain.
 
     Raises:
         InputError: It is of another schema version.
@@ -456,7 +456,7 @@ def _is_of_plan(mechanism: Step, allowed: Sequence[Step], before: Sequence[Any])
 
 
 def _first_of(line: str, path: Path) -> FirstLine:
-    """Returns the first line, once its version is known and its text is what dpft writes."""
+    """Return the first line, once its version is known and its text is what dpft writes."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):  # A ValueError also of a number of too many digits.
@@ -486,7 +486,7 @@ def _first_of(line: str, path: Path) -> FirstLine:
 
 
 def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
-    """Refuses a ledger that is not that of a finished run of ``plan``.
+    """Reject a ledger that is not that of a finished run of ``plan``.
 
     Steps that were taken again with new noise after a crash make it longer than the plan, or
     shorter, where a stream that broke off cost more steps than it took.
@@ -515,7 +515,7 @@ class Noise(StrictModel):
 
 
 def noise_of(step: Step) -> Noise:
-    """Returns what the cost of a step depends on."""
+    """Return what the cost of a step depends on."""
     if isinstance(step, GaussianStep):
         return Noise(noise_multiplier=step.noise_multiplier, sample_rate=step.sample_rate)
     return Noise(
@@ -566,7 +566,7 @@ def sorted_by_noise(taken: Mapping[Noise, int]) -> dict[Noise, int]:
 
 
 def as_mechanisms(taken: Mapping[Noise, int], delta: float) -> tuple[SampledGaussian, ...]:
-    """Returns steps taken as mechanisms to account for at what thresholds leave of ``delta``.
+    """Return steps taken as mechanisms to account for at what thresholds leave of ``delta``.
 
     Raises:
         InputError: ``delta`` is out of range, or thresholds leave nothing of it.
@@ -592,7 +592,7 @@ def as_mechanisms(taken: Mapping[Noise, int], delta: float) -> tuple[SampledGaus
 
 
 def sum_steps(*taken: Mapping[Noise, int]) -> dict[Noise, int]:
-    """Returns the steps of several runs together; those of equal noise add up."""
+    """Return the steps of several runs together; those of equal noise add up."""
     counts: Counter[Noise] = Counter()
     for steps in taken:
         counts.update(steps)
@@ -600,7 +600,7 @@ def sum_steps(*taken: Mapping[Noise, int]) -> dict[Noise, int]:
 
 
 def thresholds_delta(taken: Mapping[Noise, int]) -> float:
-    """Returns what the thresholds of histograms among these steps take of delta."""
+    """Return what the thresholds of histograms among these steps take of delta."""
     return math.fsum(noise.threshold_delta * steps for noise, steps in taken.items())
 
 

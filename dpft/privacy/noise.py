@@ -80,12 +80,12 @@ class SignalMeter:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Starts with nothing measured, on the device of what is to be measured."""
+        """Start with nothing measured, on the device of what is to be measured."""
         self._signal = torch.zeros((), dtype=torch.float64, device=device)
         self._noise = torch.zeros((), dtype=torch.float64, device=device)
 
     def add(self, clipped_sum: Tensor, gaussians: Tensor) -> None:
-        """Adds a block's squares; takes memory of one block, and changes neither tensor.
+        """Add a block's squares; take memory of one block, and changes neither tensor.
 
         Args:
             clipped_sum: The block of the sum before its noise, any dtype.
@@ -95,12 +95,12 @@ class SignalMeter:
         self._noise += vector_norm(gaussians).square()
 
     def sum_over_ranks(self, ranks: Ranks) -> None:
-        """Adds what the other ranks measured of theirs."""
+        """Add what the other ranks measured of theirs."""
         both = ranks.total(torch.stack((self._signal, self._noise)))
         self._signal, self._noise = both[0], both[1]
 
     def mean(self, noise_std: float, expected_batch_size: float) -> SignalAndNoise:
-        """Returns what was measured of the mean gradient.
+        """Return what was measured of the mean gradient.
 
         Args:
             noise_std: Standard deviation of the noise on the sum.
@@ -126,7 +126,7 @@ class NoiseStream:
     """The secret source of a run's noise: a key that ages with the steps, and where to draw."""
 
     def __init__(self, device: torch.device, key: AgingKey) -> None:
-        """Draws on ``device`` from ``key``, which ages with the steps."""
+        """Draw on ``device`` from ``key``, which ages with the steps."""
         self.device, self.key = device, key
 
 
@@ -134,7 +134,7 @@ class BlockNoise:
     """The blocks of one step's noise, one at a time, in memory that is used again."""
 
     def __init__(self, stream: NoiseStream, step: int) -> None:
-        """Draws from the stream's key of ``step``, which must not be forgotten."""
+        """Draw from the stream's key of ``step``, which must not be forgotten."""
         self._step, self._key = step, stream.key.at(step)
         self._device = stream.device
         self.draws_at_once = stream.device.type != "cpu"
@@ -176,12 +176,12 @@ class BlockNoise:
         yield from zip(cosines.split(lengths), sines.split(lengths), strict=True)
 
     def _refinement(self, piece: Piece, words: int) -> bytearray:
-        """Returns the words that extend a block's uniforms near 0."""
+        """Return the words that extend a block's uniforms near 0."""
         address = Address(Purpose.REFINEMENT, self._step, piece.place, piece.block)
         return keystream(self._key, address, WORD_BYTES * words)
 
     def _words(self, parameter: int, block: int, count: int) -> Tensor:
-        """Returns words of 64 secret bits on the processor, int64, shape (count,)."""
+        """Return words of 64 secret bits on the processor, int64, shape (count,)."""
         size = WORD_BYTES * count
         if len(self._bits) < size:
             self._zeros, self._bits = bytes(size), bytearray(size)
@@ -263,7 +263,7 @@ class IndependentNoise:
     """Noise of steps that know nothing of each other: DP-SGD's."""
 
     def __init__(self, stream: NoiseStream) -> None:
-        """Draws from ``stream``."""
+        """Draw from ``stream``."""
         self._stream = stream
 
     def add(
@@ -279,7 +279,7 @@ class IndependentNoise:
         add_noise(sums, noise_std, self._stream, step, meter=meter, ranks=ranks)
 
     def history(self) -> dict[str, Tensor]:
-        """Returns nothing: no step's noise depends on another's."""
+        """Return nothing: no step's noise depends on another's."""
         return {}
 
 
@@ -287,7 +287,7 @@ class WholeSums:
     """The sums in ``grad`` of parameters that each rank holds whole."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
-        """Takes all the model's parameters, in the model's order."""
+        """Take all the model's parameters, in the model's order."""
         self._parameters, self._ranks = parameters, ranks
 
     def reduce_sums(self, block: int, finish: FinishPieces) -> None:
@@ -308,7 +308,7 @@ class WholeSums:
 
 
 def grid(noise_std: float) -> float:
-    """Returns the spacing of the grid: the power of two in (2^-21, 2^-20] of ``noise_std``.
+    """Return the spacing of the grid: the power of two in (2^-21, 2^-20] of ``noise_std``.
 
     >>> grid(1.0) == grid(1.99) == 2**-20, grid(0.99) == 2**-21
     (True, True)
@@ -338,7 +338,7 @@ def _add_at_once(
 
 
 def _on_grid(values: Tensor, spacing: float) -> Tensor:
-    """Rounds to multiples of a power of two, in place; scaling by it is exact.
+    """Round to multiples of a power of two, in place; scaling by it is exact.
 
     A zero has no sign: -0.0 would tell on which side of zero the sum lay.
     """
@@ -347,7 +347,7 @@ def _on_grid(values: Tensor, spacing: float) -> Tensor:
 
 @contextmanager
 def _flat_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[list[tuple[int, Tensor]]]:
-    """Gives the flattened gradient of each that trains, to be written to, and its place."""
+    """Give the flattened gradient of each that trains, to be written to, and its place."""
     flat, copies = [], []
     for place, parameter in enumerate(parameters):
         if not parameter.requires_grad or not parameter.numel():
@@ -367,7 +367,7 @@ def _flat_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[list[tuple[i
 def _overlaps(
     total: Tensor, offset: int, halves: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yields what of a block's stretch each half covers, what covers it, and its place there."""
+    """Yield what of a block's stretch each half covers, what covers it, and its place there."""
     start = 0
     for half in halves:
         first, last = max(start, offset), min(start + len(half), offset + len(total))
@@ -422,13 +422,13 @@ class CorrelatedNoise:
         self._earlier = {name: kept for name, kept in self._earlier.items() if name in self._met}
 
     def history(self) -> dict[str, Tensor]:
-        """Returns each stretch's vectors x, float64, shape (steps, numbers), the last one first."""
+        """Return each stretch's vectors x, float64, shape (steps, numbers), the last one first."""
         return {
             name: torch.stack(tuple(kept)).cpu() for name, kept in self._earlier.items() if kept
         }
 
     def _correlate(self, piece: Piece, first: int, fresh: Tensor) -> Tensor:
-        """Turns fresh Gaussians of a stretch into x, in place, and remembers it."""
+        """Turn fresh Gaussians of a stretch into x, in place, and remembers it."""
         name = f"{piece.place}.{piece.block}.{first}.{len(fresh)}"
         most = len(self._others)
         self._met.add(name)

@@ -37,7 +37,7 @@ class PoissonBatches:
     """
 
     def __init__(self, *, num_examples: int, expected_batch_size: float, steps: int) -> None:
-        """Takes a key from the operating system, for these batches alone.
+        """Take a key from the operating system, for these batches alone.
 
         Args:
             num_examples: How many examples there are, a public number.
@@ -62,11 +62,11 @@ class PoissonBatches:
         self._drawn = 0
 
     def __len__(self) -> int:
-        """Returns how many batches there are."""
+        """Return how many batches there are."""
         return self._steps
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Yields the indices of each batch, ascending, shape (size,), int64; each batch once.
+        """Yield the indices of each batch, ascending, shape (size,), int64; each batch once.
 
         Raises:
             InputError: All of them were drawn: others would be more than was accounted for.
@@ -96,7 +96,7 @@ class GaussianNoise:
     def __init__(
         self, parameters: Iterable[nn.Parameter], *, noise_std: float, expected_batch_size: float
     ) -> None:
-        """Takes a key from the operating system, for these parameters alone.
+        """Take a key from the operating system, for these parameters alone.
 
         Args:
             parameters: All of the model's; those that require grad get noise.
@@ -128,7 +128,7 @@ class GaussianNoise:
         self._step = 0
 
     def privatize_gradients(self) -> None:
-        """Ends a step: every trainable ``grad`` becomes the private gradient.
+        """End a step: every trainable ``grad`` becomes the private gradient.
 
         ``(clipped sum + N(0, noise_std^2)) / expected_batch_size``, where there is no sum as well.
         """

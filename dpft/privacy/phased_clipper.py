@@ -35,7 +35,7 @@ class PhasedClipper:
         step: int, options: ClippingOptions, choices: Sequence[ClippingChoice] = (),
         moved: Collection[str] = (),
     ) -> None:  # fmt: skip
-        """Prepares to clip from step ``step`` on, counted from 0.
+        """Prepare to clip from step ``step`` on, counted from 0.
 
         ``options`` say how to clip, except for the norm, which is each phase's own. The other
         arguments are those of ``PrivacyEngine``.
@@ -72,7 +72,7 @@ class PhasedClipper:
         return self._non_finite_before + self._clipper.non_finite
 
     def begin_step(self, step: int) -> None:
-        """Clips what trains now at its phase's norm, where step ``step`` is of another phase.
+        """Clip what trains now at its phase's norm, where step ``step`` is of another phase.
 
         Raises:
             RunError: What trains is no longer what the phase's clipper was made for.
@@ -89,7 +89,7 @@ class PhasedClipper:
         self._held = HeldState({n: p for n, p in named if p.requires_grad or n in moved})
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
-        """Adds a micro-batch's clipped sum to ``grad``; as ``PerExampleClipper.accumulate``.
+        """Add a micro-batch's clipped sum to ``grad``; as ``PerExampleClipper.accumulate``.
 
         ``batch`` is what ``losses_of`` takes. The rows of a privacy unit are contiguous.
         """
@@ -101,7 +101,7 @@ class PhasedClipper:
         return self._clipper.self_check(*batches, rows_per_unit=rows_per_unit)
 
     def end_step(self) -> None:
-        """Refuses a step in which something else than noisy sums moves what trains.
+        """Reject a step in which something else than noisy sums moves what trains.
 
         Raises:
             RunError: What trains is no longer what the phase's clipper was made for, or a forward
@@ -114,7 +114,7 @@ class PhasedClipper:
         held.check()
 
     def check_parameters(self) -> None:
-        """Refuses a parameter that would move without noise, or get noise and never move."""
+        """Reject a parameter that would move without noise, or get noise and never move."""
         if [id(p) for p in self._trainable()] != [id(p) for p in self.parameters]:
             raise RunError(
                 "other parameters are trainable than when the phase began. Do not freeze, unfreeze"

@@ -86,11 +86,11 @@ class ClippingPlan(StepsPlan):
         return norms.pop() if self.clipping == "flat" and len(norms) == 1 else None
 
     def phase_at(self, step: int) -> Phase:
-        """Returns the phase that step ``step`` (counted from 0) belongs to."""
+        """Return the phase that step ``step`` (counted from 0) belongs to."""
         return self.phases[self.phase_number_at(step)]
 
     def phase_number_at(self, step: int) -> int:
-        """Returns which of ``phases`` step ``step`` belongs to, both counted from 0."""
+        """Return which of ``phases`` step ``step`` belongs to, both counted from 0."""
         end = 0
         for number, phase in enumerate(self.phases):
             end += phase.steps
@@ -99,7 +99,7 @@ class ClippingPlan(StepsPlan):
         raise IndexError(f"step must be below {self.steps}, got {step}.")
 
     def phase_starts(self) -> tuple[int, ...]:
-        """Returns the first step of each of ``phases``, counted from 0."""
+        """Return the first step of each of ``phases``, counted from 0."""
         return tuple(accumulate((phase.steps for phase in self.phases[:-1]), initial=0))
 
 
@@ -187,7 +187,7 @@ class PrivacyPlan(ClippingPlan, WhomItProtects):
                 raise ValueError(f"sample_rate must be {rate}, got {self.sample_rate}.")
 
     def event(self, streams: Iterable[int] | None = None) -> SampledGaussian:
-        """Returns what accountants judge: Poisson-sampled Gaussians that cost as much as steps.
+        """Return what accountants judge: Poisson-sampled Gaussians that cost as much as steps.
 
         The noise of every phase is the same multiple of its sensitivity, so phases compose as
         one run. Nobody else makes one of a plan's fields.
@@ -203,7 +203,7 @@ class PrivacyPlan(ClippingPlan, WhomItProtects):
         )
 
     def cost(self, streams: Iterable[int] | None = None) -> SampledGaussian | Composition:
-        """Returns what the run's epsilon is of: ``event``, and the histogram of its synthesis."""
+        """Return what the run's epsilon is of: ``event``, and the histogram of its synthesis."""
         event = self.event(streams)
         if self.counts is None:
             return event
@@ -212,7 +212,7 @@ class PrivacyPlan(ClippingPlan, WhomItProtects):
         return Composition(parts=(event, histogram))
 
     def may_end_after(self, streams: Sequence[int]) -> bool:
-        """Returns whether streams of so many steps are a whole run's.
+        """Return whether streams of so many steps are a whole run's.
 
         One that broke off may end with fewer steps than planned, which cost as much.
         """
@@ -220,7 +220,7 @@ class PrivacyPlan(ClippingPlan, WhomItProtects):
         return cost >= planned
 
     def as_independent(self) -> SampledGaussian:
-        """Returns steps of independent noise that leave as much of it in the last weights."""
+        """Return steps of independent noise that leave as much of it in the last weights."""
         factor = self.mechanism.last_noise([1.0] * self.steps)
         return SampledGaussian(
             noise_multiplier=self.noise_multiplier * factor,
@@ -230,7 +230,7 @@ class PrivacyPlan(ClippingPlan, WhomItProtects):
         )
 
     def entry_at(self, step: int, *, stream: int = 0) -> GaussianStep:
-        """Returns what the ledger says of step ``step`` (counted from 0).
+        """Return what the ledger says of step ``step`` (counted from 0).
 
         Args:
             step: Of the run.
@@ -274,11 +274,11 @@ class HistogramPlan(WhomItProtects):
         return self.num_examples
 
     def phase_starts(self) -> tuple[int, ...]:
-        """Returns the first step of its one phase."""
+        """Return the first step of its one phase."""
         return (0,)
 
     def entry_at(self, step: int) -> Histogram:
-        """Returns what the ledger says of its one step."""
+        """Return what the ledger says of its one step."""
         return self.histogram
 
 
@@ -292,12 +292,12 @@ def _check_same(name: str, planned: float, of_histogram: float | None) -> None:
 
 
 def planned_steps(*, epochs: float, num_examples: int, expected_batch_size: float) -> int:
-    """Returns ``max(1, floor(epochs * num_examples / expected_batch_size))``, the one formula."""
+    """Return ``max(1, floor(epochs * num_examples / expected_batch_size))``, the one formula."""
     return max(1, math.floor(epochs * num_examples / expected_batch_size))
 
 
 def default_delta(num_examples: int, rule: str) -> float:
-    """Returns the delta of a run whose configuration gives none.
+    """Return the delta of a run whose configuration gives none.
 
     >>> default_delta(42061, "published") == 1 / 84122
     True
@@ -319,7 +319,7 @@ def default_delta(num_examples: int, rule: str) -> float:
 
 
 def check_delta(delta: float, *, num_examples: int, allow_large: bool) -> None:
-    """Refuses a delta above 1/num_examples, under which publishing one record would be private.
+    """Reject a delta above 1/num_examples, under which publishing one record would be private.
 
     Raises:
         InputError: delta is not in (0, 1), or exceeds 1/num_examples and ``allow_large`` is off.

@@ -46,7 +46,7 @@ class PhaseRequest(Protocol):
 def make_clipping_plan(
     config: Clipping, *, num_examples: int, expected_batch_size: int, phases: Sequence[PhaseRequest]
 ) -> ClippingPlan:
-    """Returns the plan of a run that clips and adds no noise; as ``make_plan``, without epsilon.
+    """Return the plan of a run that clips and add no noise; as ``make_plan``, without epsilon.
 
     Raises:
         InputError: The batch is too large for sums of its gradients.
@@ -74,7 +74,7 @@ def make_plan(
     mechanism: MechanismConfig = DP_SGD,
     weights: Callable[[], Sequence[float]] | None = None,
 ) -> PrivacyPlan:
-    """Returns the plan of a run; reads no record.
+    """Return the plan of a run; read no record.
 
     Args:
         config: What is promised, and how gradients are clipped.
@@ -147,7 +147,7 @@ def make_plan(
 
 
 def _check_headroom(expected_batch_size: int) -> None:
-    """Refuses a batch so large that rounding could move its sum by half of the clipping norm."""
+    """Reject a batch so large that rounding could move its sum by half of the clipping norm."""
     headroom = rounding_headroom(expected_batch_size)
     if headroom > MOST_HEADROOM:
         raise InputError(
@@ -160,7 +160,7 @@ def _check_headroom(expected_batch_size: int) -> None:
 
 
 def _check_reach(noise_multiplier: float, *, sample_rate: float, steps: int, delta: float) -> None:
-    """Refuses noise so small that its missing tails could take part of delta.
+    """Reject noise so small that its missing tails could take part of delta.
 
     Noise ends at ``REACH`` standard deviations. A unit that joins a step moves the sum by at most
     ``1 / noise_multiplier`` of them, so an outcome that only one of two data sets can have is seen
@@ -194,7 +194,7 @@ def _planned(config: Clipping, phase: PhaseRequest) -> Phase:
 def _noise(
     config: DifferentialPrivacy, *, delta: float, sample_rate: float, steps: int
 ) -> tuple[float, Calibration | None]:
-    """Returns the noise multiplier, and what chose it where eps was given."""
+    """Return the noise multiplier, and what chose it where eps was given."""
     if config.noise_multiplier is not None:
         return config.noise_multiplier, None
     if config.eps is None:

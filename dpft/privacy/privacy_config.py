@@ -60,7 +60,7 @@ class Clipping(PrivacyConfig):
         raise NotImplementedError
 
     def clipping_options(self, loss_scale: float = 1.0) -> "ClippingOptions":
-        """Returns what to clip with; ``loss_scale`` is that of the backward pass."""
+        """Return what to clip with; ``loss_scale`` is that of the backward pass."""
         from dpft.privacy.clipping.clipper import ClippingOptions
 
         return ClippingOptions(
@@ -210,7 +210,7 @@ class DifferentialPrivacy(Clipping):
         return self.eps is not None or self.total_eps is not None
 
     def unit_definition(self, record: str) -> str:
-        """Returns what the unit is, in words that follow "the unit is".
+        """Return what the unit is, in words that follow "the unit is".
 
         Args:
             record: What a record of the task is, in words that follow "one".
@@ -248,7 +248,7 @@ PRIVACY_CHOICES: dict[str, type[PrivacyConfig]] = {"dp": DifferentialPrivacy, "n
 
 
 def privacy_class(name: str) -> type[PrivacyConfig]:
-    """Returns the configuration class of ``privacy=<name>``.
+    """Return the configuration class of ``privacy=<name>``.
 
     Raises:
         InputError: There is no such choice.
@@ -322,7 +322,7 @@ class HistogramPrivacy(Section):
         return self.unit != EXAMPLE
 
     def delta_for(self, num_examples: int, rule: str) -> float:
-        """Returns delta: the given one, or what ``default_delta`` makes of the number of units.
+        """Return delta: the given one, or what ``default_delta`` makes of the number of units.
 
         Raises:
             InputError: It promises nothing, and ``allow_large_delta`` does not say so.

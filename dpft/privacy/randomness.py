@@ -51,13 +51,13 @@ class DropoutStream:
     """The secret source of a run's dropout masks."""
 
     def __init__(self, device: torch.device, key: AgingKey, *, rank: int = 0) -> None:
-        """Draws from ``key``, which ages with the steps, for a rank's model on ``device``."""
+        """Draw from ``key``, which ages with the steps, for a rank's model on ``device``."""
         self.device, self._key, self._rank = device, key, rank
         self._step = key.step
         self._torch_dropout = F.dropout
 
     def begin_step(self, step: int) -> None:
-        """Draws masks of another step from now on; keys torch's default generators.
+        """Draw masks of another step from now on; keys torch's default generators.
 
         Each rank's generators have a key of their own, and so its masks places of their own.
         """
@@ -72,14 +72,14 @@ class DropoutStream:
     def dropout(
         self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """Does what ``torch.nn.functional.dropout`` does, with a secret mask."""
+        """Do what ``torch.nn.functional.dropout`` does, with a secret mask."""
         if not training or not 0 < p < 1 or _has_own_masks(input):
             return self._torch_dropout(input, p, training, inplace)
         scaled = self._kept(input, p).to(input.dtype).div_(1 - p)
         return input.mul_(scaled) if inplace else input * scaled
 
     def _kept(self, like: Tensor, p: float) -> Tensor:
-        """Returns a secret mask, True where a value is kept, bool, of the shape of ``like``."""
+        """Return a secret mask, True where a value is kept, bool, of the shape of ``like``."""
         place = int(torch.empty((), dtype=torch.int64).random_())
         address = Address(Purpose.DROPOUT, self._step, place >> 32 & 0xFFFFFF, place & 0xFFFFFFFF)
         bits = keystream(self._key.at(self._step), address, 2 * like.numel())
@@ -89,7 +89,7 @@ class DropoutStream:
 
 @contextmanager
 def private_dropout(stream: DropoutStream) -> Iterator[DropoutStream]:
-    """Lets every dropout layer draw from ``stream``; restores torch's generators on leaving.
+    """Let every dropout layer draw from ``stream``; restores torch's generators on leaving.
 
     Layers look ``torch.nn.functional.dropout`` up when they are called, so it is replaced there,
     in this process, until the block ends.
@@ -99,7 +99,7 @@ def private_dropout(stream: DropoutStream) -> Iterator[DropoutStream]:
 
 
 def fill_cpu_state(generator: torch.Generator, bits: bytes) -> None:
-    """Sets the whole 19,937-bit state of a CPU generator.
+    """Set the whole 19,937-bit state of a CPU generator.
 
     Args:
         generator: A generator on the CPU; whatever it held is overwritten.
@@ -121,7 +121,7 @@ def _replaced(dropout: Callable[..., Tensor]) -> Iterator[None]:
 
 
 def _has_own_masks(input: Tensor) -> bool:
-    """Returns whether the mask is drawn in a fused kernel or inside a transform."""
+    """Return whether the mask is drawn in a fused kernel or inside a transform."""
     # First, since a compiler that follows this code could not follow the rest of it.
     if torch.compiler.is_compiling() or input.device.type != "cpu":
         return True
@@ -135,11 +135,11 @@ class ViewStream:
     """Random bytes for each record at each step, of ChaCha20."""
 
     def __init__(self, key: AgingKey) -> None:
-        """Draws from ``key``, which ages with the steps."""
+        """Draw from ``key``, which ages with the steps."""
         self._key = key
 
     def bits(self, step: int, record: int, size: int) -> bytes:
-        """Returns ``size`` bytes for a record's view, the same whenever they are asked for.
+        """Return ``size`` bytes for a record's view, the same whenever they are asked for.
 
         Args:
             step: The run's step, counted from 0; not forgotten.
@@ -181,7 +181,7 @@ class Randomness:
         noise_device = device
         if not has_float64(device):
             logger.warning(
-                "noise is drawn and added on the CPU: a device of kind %s has no float64",
+                "noise is generated and added on the CPU, because %s does not support float64",
                 device.type,
             )
             noise_device = torch.device("cpu")
@@ -192,12 +192,12 @@ class Randomness:
         self.reproducible = reproducible
 
     def forget(self, step: int) -> None:
-        """Forgets what every step before ``step`` was drawn from."""
+        """Forget what every step before ``step`` was drawn from."""
         for key in self._keys.values():
             key.forget(step)
 
     def state(self, step: int) -> dict[str, Any]:
-        """Returns the keys of a step, ready for JSON, for ``restore_randomness``; secret.
+        """Return the keys of a step, ready for JSON, for ``restore_randomness``; secret.
 
         Nothing of an earlier step can be computed from them.
         """
@@ -211,7 +211,7 @@ class Randomness:
 def make_randomness(
     device: torch.device, noise_seed: int | None = None, *, step: int = 0, after: int = 0
 ) -> Randomness:
-    """Returns sources with fresh keys, or, for tests, derived from ``noise_seed``.
+    """Return sources with fresh keys, or, for tests, derived from ``noise_seed``.
 
     Args:
         device: Where noise is drawn.
@@ -228,7 +228,7 @@ def make_randomness(
 def restore_randomness(
     device: torch.device, state: Mapping[str, Any], noise_seed: int | None = None, *, rank: int = 0
 ) -> Randomness:
-    """Returns the sources as they were when ``Randomness.state`` was asked.
+    """Return the sources as they were when ``Randomness.state`` was asked.
 
     Args:
         device: Where noise is drawn; of the kind it was.

@@ -28,7 +28,7 @@ LARGEST_BLOCK = 2**40
 
 
 def block_size(rate: float) -> int:
-    """Returns the largest power of two of which ``rate`` is at most one; 1 where that is small."""
+    """Return the largest power of two of which ``rate`` is at most one; 1 where that is small."""
     size = 1
     while 2 * size * rate <= 1 and size < LARGEST_BLOCK:
         size *= 2
@@ -36,7 +36,7 @@ def block_size(rate: float) -> int:
 
 
 def thresholds(size: int, rate: float) -> tuple[int, ...]:
-    """Returns 2^128 times the binomial distribution function at 0, 1, 2, …, rounded down.
+    """Return 2^128 times the binomial distribution function at 0, 1, 2, …, rounded down.
 
     A uniform number below 2^128 stands for as many units as there are thresholds at most equal to
     it. What is beyond the last threshold has a probability below 2^-128.
@@ -78,7 +78,7 @@ class BinomialBlocks:
         self.thresholds = thresholds(self.size, rate)
 
     def counts(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Returns a count for each row.
+        """Return a count for each row.
 
         Args:
             words: Uniform bits, shape (blocks, 2), the higher half of each number first.
@@ -104,11 +104,11 @@ class SamplingStream:
     """Uniform 64-bit words of a secret key, for any step."""
 
     def __init__(self, key: AgingKey) -> None:
-        """Draws from ``key``, which ages with the steps."""
+        """Draw from ``key``, which ages with the steps."""
         self._key = key
 
     def words(self, count: int, *, step: int, part: int = 0, chunk: int = 0) -> NDArray[np.uint64]:
-        """Returns ``count`` words: the first ones are the same for any count.
+        """Return ``count`` words: the first ones are the same for any count.
 
         Args:
             count: How many.
@@ -132,12 +132,12 @@ class PoissonSampler:
     """
 
     def __init__(self, rate: float, stream: SamplingStream) -> None:
-        """Draws at ``rate``: a plan's, which is accounted for where there is noise."""
+        """Draw at ``rate``: a plan's, which is accounted for where there is noise."""
         self._blocks = BinomialBlocks(rate)
         self._stream = stream
 
     def draw(self, num_units: int, *, step: int) -> list[int]:
-        """Returns the indices of one logical batch, ascending.
+        """Return the indices of one logical batch, ascending.
 
         Args:
             num_units: How many units there really are; private, and it moves neither the
@@ -155,7 +155,7 @@ class PoissonSampler:
         return [int(index) for index in indices[indices < num_units]]
 
     def _drawn(self, blocks: int, step: int, chunk: int) -> NDArray[np.int64]:
-        """Returns the places, ascending, of the units that join in a chunk's blocks."""
+        """Return the places, ascending, of the units that join in a chunk's blocks."""
         words = self._stream.words(2 * blocks, step=step, chunk=chunk)
         counts = self._blocks.counts(words.reshape(-1, 2))
         places = np.concatenate(
@@ -166,7 +166,7 @@ class PoissonSampler:
     def _subsets(
         self, counts: NDArray[np.int64], *, step: int, chunk: int
     ) -> Iterator[NDArray[np.int64]]:
-        """Yields the places that join, those of any block all at once.
+        """Yield the places that join, those of any block all at once.
 
         A block's places are drawn with replacement, and all of them anew while two are the same:
         so every subset of their number is equally likely.
@@ -196,7 +196,7 @@ class CyclicPoissonSampler:
     """
 
     def __init__(self, rate: float, stream: SamplingStream, *, groups: int, key: bytes) -> None:
-        """Draws at ``rate`` within a group.
+        """Draw at ``rate`` within a group.
 
         Args:
             rate: Of a plan.
@@ -211,12 +211,12 @@ class CyclicPoissonSampler:
         self._known: dict[int, NDArray[np.unsignedinteger]] = {}
 
     def draw(self, num_units: int, *, step: int) -> list[int]:
-        """Returns the indices of one logical batch, ascending, as ``PoissonSampler.draw``."""
+        """Return the indices of one logical batch, ascending, as ``PoissonSampler.draw``."""
         drawn = self._poisson.draw(num_units, step=step)
         return [unit for unit in drawn if self.group_of(unit) == step % self._groups]
 
     def group_of(self, unit: int) -> int:
-        """Returns the group of the unit at a place; secret."""
+        """Return the group of the unit at a place; secret."""
         chunk, place = divmod(unit, GROUPED)
         if chunk not in self._known:
             bits = keystream(self._key, Address(Purpose.GROUPS, block=chunk), _WORD_BYTES * GROUPED)

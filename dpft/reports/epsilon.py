@@ -44,7 +44,7 @@ def accounting_table(
     steps: str | None = None,
     sampler: str = SAMPLER,
 ) -> str:
-    """Returns the mechanism, every accountant's answer and the headline, as lines of text.
+    """Return the mechanism, every accountant's answer and the headline, as lines of text.
 
     Args:
         report: What ``account`` returned.
@@ -89,20 +89,20 @@ def accounting_table(
 
 
 def accountant_lines(epsilons: Mapping[str, Answer]) -> list[str]:
-    """Returns every accountant's answer on a line, under a line of headings."""
+    """Return every accountant's answer on a line, under a line of headings."""
     heading = f"{'accountant':<12}{'lower':>14}{'estimate':>14}{'upper':>14}"
     return [heading, *(_accountant_line(name, answer) for name, answer in epsilons.items())]
 
 
 def warning_lines(warnings: Iterable[str], *, label: str = "warning") -> list[str]:
-    """Returns each warning, wrapped to ``WIDTH`` columns."""
+    """Return each warning, wrapped to ``WIDTH`` columns."""
     return [_wrapped(f"{label}: {warning}", indent=len(label) + 2) for warning in warnings]
 
 
 def headline_of(
     epsilon: float, *, delta: float, accountant: str, steps: str, unit: str, sampler: str = SAMPLER
 ) -> str:
-    """Returns epsilon with all that it depends on, as lines of text of ``WIDTH`` columns.
+    """Return epsilon with all that it depends on, as lines of text of ``WIDTH`` columns.
 
     Args:
         epsilon: An upper bound; it is rounded up.
@@ -121,7 +121,7 @@ def headline_of(
 
 
 def delta_warnings(delta: float, num_examples: int, *, source: str) -> list[str]:
-    """Returns a warning where delta is so large that it promises little.
+    """Return a warning where delta is so large that it promises little.
 
     A mechanism that now and then releases one of ``num_examples`` records, chosen at random,
     satisfies delta alone if it does so with probability ``delta * num_examples``. Of the papers'
@@ -170,7 +170,7 @@ def delta_notes(num_examples: int, *, source: str | None) -> list[str]:
 
 
 def _accountant_line(name: str, answer: Answer) -> str:
-    """Returns a line of the table; why an accountant failed is wrapped under its name."""
+    """Return a line of the table; why an accountant failed is wrapped under its name."""
     if isinstance(answer, NoAnswer):
         return textwrap.fill(
             answer.error, WIDTH, initial_indent=f"{name:<12}", subsequent_indent=" " * 12
@@ -195,7 +195,7 @@ def _wrapped(text: str, *, indent: int) -> str:
 
 
 def curve_table(reports: Sequence[AccountingReport]) -> str:
-    """Returns every accountant's bound after each number of steps; gdp's is an estimate."""
+    """Return every accountant's bound after each number of steps; gdp's is an estimate."""
     names = list(reports[0].epsilons)
     heading = "".join(f"{name + ('*' if name == 'gdp' else ''):>12}" for name in names)
     lines = [f"{'steps':>10}{heading}{'headline':>12}  by"]
@@ -208,7 +208,7 @@ def curve_table(reports: Sequence[AccountingReport]) -> str:
 
 
 def failure_notes(reports: Sequence[AccountingReport]) -> list[str]:
-    """Returns, in a sentence for each accountant, on which steps it gave no bound."""
+    """Return, in a sentence for each accountant, on which steps it gave no bound."""
     return [
         f"{failure.accountant} gave no bound at {len(failure.steps)} of {len(reports)} points,"
         f" steps {', '.join(map(str, failure.steps))}: {failure.reason}"
@@ -222,7 +222,7 @@ def _cell(answer: Answer) -> str:
 
 
 def _value(answer: Answer) -> float | None:
-    """Returns an accountant's upper bound or estimate; None where it has no answer."""
+    """Return an accountant's upper bound or estimate; None where it has no answer."""
     if isinstance(answer, Interval):
         return answer.upper
     return None if isinstance(answer, NoAnswer) else answer

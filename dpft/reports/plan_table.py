@@ -201,7 +201,7 @@ def _clipped_rows(record: OpenPlan) -> list[tuple[str, str]]:
 
 
 def in_words(seconds: float) -> str:
-    """Returns a time as somebody would say it.
+    """Return a time as somebody would say it.
 
     >>> in_words(0.2), in_words(80), in_words(200), in_words(9000), in_words(400_000)
     ('1 second', '80 seconds', '3 minutes', '2.5 hours', '4.6 days')
@@ -214,7 +214,7 @@ def in_words(seconds: float) -> str:
 
 
 def _signal_lines(record: PrivatePlan) -> list[str]:
-    """Returns how long a run's gradients are at best beside its noise, and what that means."""
+    """Return how long a run's gradients are at best beside its noise, and what that means."""
     share, beside = record.signal_to_noise, record.noise_in_last_weights
     last = (
         []
@@ -230,7 +230,7 @@ def _signal_lines(record: PrivatePlan) -> list[str]:
 
 
 def _phase_lines(plan: PrivacyPlan) -> list[str]:
-    """Returns a line for each phase of a plan; none where it has one alone."""
+    """Return a line for each phase of a plan; none where it has one alone."""
     if len(plan.phases) == 1:
         return []
     phases = enumerate(plan.phases, start=1)

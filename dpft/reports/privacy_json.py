@@ -342,7 +342,7 @@ def read_privacy(path: Path) -> RunPrivacy:
 
 
 def read_statement(path: Path) -> GeneratedPrivacy:
-    """Returns what stands beside synthetic records.
+    """Return what stands beside synthetic records.
 
     Raises:
         InputError: It is of another schema version.
@@ -352,12 +352,12 @@ def read_statement(path: Path) -> GeneratedPrivacy:
 
 
 def is_promised(privacy: RunPrivacy) -> TypeGuard[PrivateRun]:
-    """Returns whether there is an epsilon to rely on: not without privacy, nor of a test's seed."""
+    """Return whether there is an epsilon to rely on: not without privacy, nor of a test's seed."""
     return isinstance(privacy, PrivateRun) and privacy.private
 
 
 def guarantee(privacy: PrivateRun | StartingModel) -> tuple[float, float]:
-    """Returns the epsilon and delta of all that a model's release tells.
+    """Return the epsilon and delta of all that a model's release tells.
 
     Where the records made its tokenizer, too, they are those of both: epsilon of the training alone
     is no guarantee of the model.

@@ -36,7 +36,7 @@ from dpft.strict_model import merge_models
 def promise_of(
     plan: PrivacyPlan, accounting: AccountingReport, *, trainable_parameters: int = 1
 ) -> PlanPromise:
-    """Returns what a plan promises: what privacy.json and ``dpft plan`` share."""
+    """Return what a plan promises: what privacy.json and ``dpft plan`` share."""
     from dpft.privacy.clipping.sums import rounding_headroom
 
     steps = accounting.mechanism.steps
@@ -72,7 +72,7 @@ def private_run(
     steps_kept: int | None = None,
     curve: EpsilonCurve | None = None,
 ) -> PrivateRun:
-    """Returns the privacy.json of a private run.
+    """Return the privacy.json of a private run.
 
     Args:
         plan: What the run was bound to.
@@ -111,7 +111,7 @@ def private_run(
 
 
 def no_promise(plan: StepsPlan) -> NoPromise:
-    """Returns what privacy.json and ``dpft plan`` say with ``privacy=none``: no epsilon."""
+    """Return what privacy.json and ``dpft plan`` say with ``privacy=none``: no epsilon."""
     from dpft.privacy.clipping.sums import rounding_headroom
 
     clips = isinstance(plan, ClippingPlan)
@@ -135,7 +135,7 @@ def processes_of(sessions: Iterable[Process]) -> tuple[Process, ...] | None:
 
 
 def selection_of(count: TrialCount, *, space: Mapping[str, Sequence[Any]]) -> Selection:
-    """Returns what a report says of how the best trial was chosen."""
+    """Return what a report says of how the best trial was chosen."""
     return Selection(
         theorem="Papernot and Steinke 2022 (arXiv 2110.03620), Theorem 2",
         eta=count.eta,

@@ -25,12 +25,12 @@ NETWORK_ASSUMED = (
 
 
 def process_rows(privacy: RunPrivacy) -> list[tuple[str, str]]:
-    """Returns the rows of the report's table."""
+    """Return the rows of the report's table."""
     return [("processes", _words(session)) for session in privacy.processes or ()]
 
 
 def network_sentences(privacy: RunPrivacy) -> list[str]:
-    """Returns what epsilon rests on beside the arithmetic, where machines spoke to each other."""
+    """Return what epsilon rests on beside the arithmetic, where machines spoke to each other."""
     networks = [session.network for session in privacy.processes or ()]
     return [] if set(networks) <= {None, LOOPBACK_OF_ONE_MACHINE} else [NETWORK_ASSUMED]
 
@@ -46,7 +46,7 @@ def _words(session: Process) -> str:
 
 
 def started_from(privacy: RunPrivacy) -> str:
-    """Returns what is still promised to the records that made the starting model; or nothing."""
+    """Return what is still promised to the records that made the starting model; or nothing."""
     return "".join(f" {_promised(entry)}" for entry in privacy.starting_models or ())
 
 
@@ -89,7 +89,7 @@ NO_MIXING = "if what is seen of one canary tells nothing of another's coin"
 
 
 def is_contradicted(entry: Guesses) -> str | None:
-    """Returns what to say where a lower bound is above the report's epsilon; None where not."""
+    """Return what to say where a lower bound is above the report's epsilon; None where not."""
     if entry.epsilon is None or entry.epsilon_lower <= entry.epsilon:
         return None
     return (
@@ -101,7 +101,7 @@ def is_contradicted(entry: Guesses) -> str | None:
 
 
 def is_another_mechanism(entry: Guesses) -> str | None:
-    """Returns what to say where the mechanism is not the plan's; None where nothing shows it."""
+    """Return what to say where the mechanism is not the plan's; None where nothing shows it."""
     if not entry.other_mechanism:
         return None
     views: Sequence[Guesses | ViewInShort] = [entry]
@@ -118,7 +118,7 @@ def is_another_mechanism(entry: Guesses) -> str | None:
 
 
 def canary_sentences(config: TrainConfig) -> list[str]:
-    """Returns what canaries among the records do to epsilon and delta; nothing where none are."""
+    """Return what canaries among the records do to epsilon and delta; nothing where none are."""
     if not _has_canaries(config):
         return []
     counted = (
@@ -135,7 +135,7 @@ def canary_sentences(config: TrainConfig) -> list[str]:
 
 
 def unprotected_canaries(config: TrainConfig, privacy: RunPrivacy) -> list[str]:
-    """Returns what to say of canaries in a run without privacy; nothing where none are."""
+    """Return what to say of canaries in a run without privacy; nothing where none are."""
     if isinstance(privacy, PrivateRun) or not _has_canaries(config):
         return []
     return [
@@ -163,7 +163,7 @@ def audited_rows(privacy: RunPrivacy) -> list[Row]:
 
 
 def one_run_rows(entry: Guesses) -> list[Row]:
-    """Returns what an audit in one run found, quantity and value in words."""
+    """Return what an audit in one run found, quantity and value in words."""
     promised = "none: this run is not private" if entry.epsilon is None else eps_text(entry.epsilon)
     sure = f"{100 * entry.confidence:g} %"
     return [

@@ -87,7 +87,7 @@ def _published_rows(record: RunRecord) -> tuple[bool, list[Reference], list[Refe
 def _own_rows(
     metrics: Sequence[str], evaluations: Sequence[ScoreEntry]
 ) -> list[tuple[str, Mapping[str, float]]]:
-    """Returns what the run's own rows are and their scores: one row for each split.
+    """Return what the run's own rows are and their scores: one row for each split.
 
     Where published metrics name their split, as ``sst2_validation.accuracy`` does, one row has the
     scores of all splits.
@@ -103,7 +103,7 @@ def _own_rows(
 
 
 def _settings(row: Reference, config: Mapping[str, Any], *, swept: bool) -> str:
-    """Returns of what settings a row is, in words.
+    """Return of what settings a row is, in words.
 
     Args:
         row: A published row.

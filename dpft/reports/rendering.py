@@ -68,7 +68,7 @@ def _figures(figures: Sequence[Markup]) -> list[Token]:
 
 
 def score(value: float, rounded: int | None = None) -> str:
-    """Returns a score as it is printed.
+    """Return a score as it is printed.
 
     Args:
         value: The score.
@@ -78,7 +78,7 @@ def score(value: float, rounded: int | None = None) -> str:
 
 
 def digits(value: float, rounded: int | None = None) -> str:
-    """Returns a score in three digits; those before the point all stand.
+    """Return a score in three digits; those before the point all stand.
 
     >>> digits(60.5321), digits(0.6512), digits(1234.5), digits(9.999), digits(0.0)
     ('60.5', '0.651', '1234', '10.0', '0')
@@ -90,7 +90,7 @@ def digits(value: float, rounded: int | None = None) -> str:
 
 
 def printed(value: Any) -> str:
-    """Returns a value of the configuration as it is printed."""
+    """Return a value of the configuration as it is printed."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -101,7 +101,7 @@ def printed(value: Any) -> str:
 
 
 def line(text: object) -> str:
-    """Returns a text that fits a cell of a Markdown table and holds no HTML."""
+    """Return a text that fits a cell of a Markdown table and holds no HTML."""
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
@@ -147,7 +147,7 @@ def draw_svg(
     width: float = 6.6,
     height: float = 3.3,
 ) -> Markup:
-    """Returns a drawing as an ``<svg>`` element that fits the width it is given."""
+    """Return a drawing as an ``<svg>`` element that fits the width it is given."""
     from matplotlib import style
     from matplotlib.figure import Figure
 
@@ -187,7 +187,7 @@ def epsilon_points(privacy: RunPrivacy) -> list[tuple[int, float]]:
 
 
 def epsilon_plot(privacy: RunPrivacy) -> Markup | None:
-    """Returns epsilon against steps with the headline at its end; None where there is no point."""
+    """Return epsilon against steps with the headline at its end; None where there is no point."""
     points = epsilon_points(privacy)
     if not points or not isinstance(privacy, PrivateRun) or privacy.epsilon_curve is None:
         return None
@@ -223,7 +223,7 @@ def heat_map(
     columns: tuple[str, Sequence[str]],
     scale: tuple[float, float],
 ) -> Markup:
-    """Returns means over two keys as a grid of colors with the numbers in them."""
+    """Return means over two keys as a grid of colors with the numbers in them."""
     least, most = scale
 
     def draw(axes: "Axes") -> None:

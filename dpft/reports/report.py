@@ -98,13 +98,13 @@ def command(record: RunRecord) -> str | None:
 
 
 def configuration(record: RunRecord) -> str:
-    """Returns config.yaml without seeds and paths that the user did not write."""
+    """Return config.yaml without seeds and paths that the user did not write."""
     kept = public_configuration(record.values, record.overrides or ())
     return str(yaml.safe_dump(kept, sort_keys=True, allow_unicode=True))
 
 
 def public_configuration(config: Mapping[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the content of config.yaml without seeds and paths that the user did not write."""
+    """Return the content of config.yaml without seeds and paths that the user did not write."""
     shown = {name: part for name, part in config.items() if name not in LEFT_OUT}
     kept: dict[str, Any] = _shown(shown, "", overrides)
     return kept
@@ -150,7 +150,7 @@ def write_report(folder: Path, privacy: RunPrivacy) -> RunRecord:
 
 
 def render(record: RunRecord) -> str:
-    """Returns report.md."""
+    """Return report.md."""
     config, privacy = record.config, record.privacy
     evaluations = [shown(entry) for entry in record.evaluations]
     epsilon = eps_text(guarantee(privacy)[0]) if isinstance(privacy, PrivateRun) else "not private"
@@ -178,7 +178,7 @@ def render(record: RunRecord) -> str:
 
 
 def render_run_page(record: RunRecord, report: str) -> str:
-    """Returns report.html: report.md and plots."""
+    """Return report.html: report.md and plots."""
     config, privacy = record.config, record.privacy
     evaluations = [shown(entry) for entry in record.evaluations]
     plots = {"Audited": [Markup(figure) for figure in record.audit_figures]}
@@ -224,7 +224,7 @@ def statement(
     unparsed: int | None,
     prompts: Prompts,
 ) -> GeneratedPrivacy:
-    """Returns the content of the file beside synthetic records.
+    """Return the content of the file beside synthetic records.
 
     Args:
         privacy: What the run guarantees.
@@ -260,7 +260,7 @@ def notes_on(privacy: RunPrivacy, prompts: Prompts) -> tuple[str, ...]:
 
 
 def cost(privacy: RunPrivacy) -> str:
-    """Returns in a sentence what a model's texts cost, or that nothing protects the records."""
+    """Return in a sentence what a model's texts cost, or that nothing protects the records."""
     if isinstance(privacy, OpenRun):
         return NON_PRIVATE_RUN
     if not privacy.private:
@@ -275,7 +275,7 @@ def cost(privacy: RunPrivacy) -> str:
 
 
 def counts_plot(counts: Sequence[int], threshold: float) -> Markup:
-    """Returns the released counts, the largest first, on logarithmic axes, and the threshold.
+    """Return the released counts, the largest first, on logarithmic axes, and the threshold.
 
     Args:
         counts: One or more, each at least 1.
@@ -326,7 +326,7 @@ OPEN_NOTE = "There is no ledger: no noise was drawn, and nothing was spent."
 
 
 def write_tokenizer_report(folder: Path, record: Vocabulary) -> None:
-    """Writes report.md and report.html of a vocabulary."""
+    """Write report.md and report.html of a vocabulary."""
     plot = None
     kind, coverage, note = "Vocabulary", OPEN_COVERAGE, OPEN_NOTE
     if isinstance(record, PrivateVocabulary):
@@ -351,7 +351,7 @@ def write_tokenizer_report(folder: Path, record: Vocabulary) -> None:
 
 
 def headline(record: PrivateVocabulary | OpenVocabulary) -> str:
-    """Returns epsilon with all that it depends on, or "NOT PRIVATE"."""
+    """Return epsilon with all that it depends on, or "NOT PRIVATE"."""
     if isinstance(record, OpenVocabulary):
         return (
             "**NOT PRIVATE: this vocabulary was made without differential privacy"
@@ -406,7 +406,7 @@ def rows(record: PrivateVocabulary | OpenVocabulary) -> list[tuple[str, str]]:
 
 
 def table(record: PrivateVocabulary | OpenVocabulary, folder: Path) -> str:
-    """Returns what the command prints."""
+    """Return what the command prints."""
     shown = [*rows(record), ("tokenizer's folder", str(folder / TOKENIZER))]
     width = max(len(name) for name, _ in shown)
     lines = [f"{name:<{width}}  {value}".replace("`", "") for name, value in shown]

@@ -50,7 +50,7 @@ DIGITS: Final = 2
 
 
 def shown(entry: ScoreEntry, *, rounded: bool | None = None) -> ScoreEntry:
-    """Returns what anybody may see of an entry: of a private split, that it was scored.
+    """Return what anybody may see of an entry: of a private split, that it was scored.
 
     Args:
         entry: Whole, or as it was shown before.
@@ -71,7 +71,7 @@ def shown(entry: ScoreEntry, *, rounded: bool | None = None) -> ScoreEntry:
 
 
 def round_score(value: float) -> float:
-    """Returns a score with as many digits as may be shown of a private split.
+    """Return a score with as many digits as may be shown of a private split.
 
     >>> round_score(12.3456), round_score(1234.5), round_score(0.98765)
     (12.0, 1200.0, 0.99)
@@ -80,7 +80,7 @@ def round_score(value: float) -> float:
 
 
 def read_evaluations(folder: Path) -> list[ScoreEntry]:
-    """Returns what metrics.json may show, an entry each; none where there is no such file.
+    """Return what metrics.json may show, an entry each; none where there is no such file.
 
     Of a private split, nothing more is returned, whatever the file contains.
     """
@@ -103,7 +103,7 @@ def read_own_evaluations(folder: Path) -> list[ScoreEntry]:
 def write_metrics(
     folder: Path, evaluations: Sequence[ScoreEntry], *, public: bool, publish: bool = False
 ) -> None:
-    """Writes new entries into both files; one for the same task, split and stage is replaced.
+    """Write new entries into both files; one for the same task, split and stage is replaced.
 
     A split that is no longer public is hidden at its other stages, too.
 
@@ -187,11 +187,11 @@ class RunRecord:
         return isinstance(self.privacy, PrivateRun) and self.privacy.selection is not None
 
     def after(self) -> list[ScoreEntry]:
-        """Returns the scores of the trained model, an entry for each task and split."""
+        """Return the scores of the trained model, an entry for each task and split."""
         return self._of_stage("after")
 
     def before(self) -> list[ScoreEntry]:
-        """Returns the scores before training, an entry for each task and split."""
+        """Return the scores before training, an entry for each task and split."""
         return self._of_stage("before")
 
     def _of_stage(self, stage: str) -> list[ScoreEntry]:
@@ -199,7 +199,7 @@ class RunRecord:
 
 
 def read_run(folder: Path, privacy: RunPrivacy) -> RunRecord:
-    """Returns what a run's public files say beside what it guarantees."""
+    """Return what a run's public files say beside what it guarantees."""
     try:
         values = dict(read_yaml(folder / CONFIGURATION))
         figures = sorted((folder / AUDIT).glob("*.svg"))
@@ -223,12 +223,12 @@ def read_run(folder: Path, privacy: RunPrivacy) -> RunRecord:
 
 
 def with_own_scores(record: RunRecord) -> RunRecord:
-    """Returns a run's record with the scores of private splits that its owner has in private/."""
+    """Return a run's record with the scores of private splits that its owner has in private/."""
     return replace(record, evaluations=read_own_evaluations(record.folder))
 
 
 def read_overrides(folder: Path) -> tuple[str, ...] | None:
-    """Returns what the user wrote after ``dpft train``; None where that is not recorded."""
+    """Return what the user wrote after ``dpft train``; None where that is not recorded."""
     path = folder / OVERRIDES
     if not path.exists():
         return None
@@ -248,19 +248,19 @@ def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def model_name(model: ModelConfig) -> str:
-    """Returns what the base is called, of a folder its last part alone."""
+    """Return what the base is called, of a folder its last part alone."""
     if model.path and not is_base_model(model.path):
         return Path(model.path).name
     return model.name
 
 
 def model_title(config: TrainConfig, privacy: RunPrivacy) -> str:
-    """Returns what the base is called where its kind is said, too, as the run wrote it down."""
+    """Return what the base is called where its kind is said, too, as the run wrote it down."""
     return privacy.model or model_name(config.model)
 
 
 def with_kind(name: str, folder: Path | None) -> str:
-    """Returns a model's name with the type that its config.json states, such as ``mine (bert)``.
+    """Return a model's name with the type that its config.json states, such as ``mine (bert)``.
 
     Args:
         name: What it is called.

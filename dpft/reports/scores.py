@@ -70,7 +70,7 @@ class ScoreTable:
 
 
 def score_tables(evaluations: Sequence[ScoreEntry]) -> list[ScoreTable]:
-    """Returns a table for each task and split, in order of first occurrence."""
+    """Return a table for each task and split, in order of first occurrence."""
     splits: dict[tuple[str, str], list[ScoreEntry]] = {}
     order = list(STAGES)
     for entry in sorted(evaluations, key=lambda entry: order.index(entry.stage)):
@@ -116,7 +116,7 @@ def _shown_texts(entries: Sequence[ScoreEntry]) -> list[ShownText]:
 
 
 def _image_words(name: str) -> str:
-    """Returns what an image is called: by its file, or, where it is none's, by its number alone."""
+    """Return what an image is called: by its file, or, where it is none's, by its number alone."""
     number, _, file = name.partition(": ")
     place = f"image {number} of the split, counted from 0"
     return place if file == IMAGE else f"{file} ({place})"
@@ -165,7 +165,7 @@ SOURCE = "Kairouz et al. 2015, arXiv 1311.0776"
 
 
 def meaning(privacy: RunPrivacy) -> str | None:
-    """Returns in a sentence what epsilon means to who is in the data; None without a promise."""
+    """Return in a sentence what epsilon means to who is in the data; None without a promise."""
     if not is_promised(privacy):
         return None
     unit = privacy.plan.unit
@@ -190,7 +190,7 @@ PAIRS = 10
 
 
 def confused_entries(evaluations: Sequence[ScoreEntry]) -> list[ScoreEntry]:
-    """Returns the entries after training of the public splits that have classes."""
+    """Return the entries after training of the public splits that have classes."""
     return [entry for entry in evaluations if entry.stage == "after" and entry.confusion]
 
 
@@ -257,7 +257,7 @@ class Series:
     rows: list[Row]
 
     def printed(self) -> list[tuple[str, str, list[float | None]]]:
-        """Returns each row's step, epsilon and scores, as a table has them."""
+        """Return each row's step, epsilon and scores, as a table has them."""
         return [
             (
                 str(step),
@@ -292,7 +292,7 @@ def series_of(
 
 
 def series_plot(series: Series, config: TrainConfig, name: str) -> Markup | None:
-    """Returns the main score against steps, epsilon above them; None where no metric leads."""
+    """Return the main score against steps, epsilon above them; None where no metric leads."""
     metric = main_metric(config, series.metrics)
     if metric is None:
         return None
@@ -325,7 +325,7 @@ def series_plot(series: Series, config: TrainConfig, name: str) -> Markup | None
 def _points(
     progress: Sequence[ProgressLine], privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> list[tuple[int, float | None, Sequence[SplitScores]]]:
-    """Returns step, epsilon and entries of each point, before and after training among them."""
+    """Return step, epsilon and entries of each point, before and after training among them."""
     ends: dict[str, tuple[int, float | None]]
     ends = {"before": (0, None), "after": (privacy.plan.steps, None)}
     if isinstance(privacy, PrivateRun):
@@ -340,7 +340,7 @@ def _points(
 
 
 def _never_falling(rows: list[Row]) -> list[Row]:
-    """Returns the rows with the least bound that holds: fewer steps spend no more than more do."""
+    """Return the rows with the least bound that holds: fewer steps spend no more than more do."""
     bounded, least = [], float("inf")
     for step, epsilon, scores in reversed(rows):
         least = least if epsilon is None else min(least, epsilon)

@@ -51,7 +51,7 @@ Row = tuple[str, str]
 def sections(
     config: TrainConfig, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> dict[str, Any]:
-    """Returns every part by the name that templates have for it."""
+    """Return every part by the name that templates have for it."""
     answers = privacy.epsilons if isinstance(privacy, PrivateRun) else {}
     return {
         "title": title(config, privacy),
@@ -68,14 +68,14 @@ def sections(
 
 
 def title(config: TrainConfig, privacy: RunPrivacy) -> str:
-    """Returns what was trained on what, how, and when where that is known."""
+    """Return what was trained on what, how, and when where that is known."""
     day = f", begun {privacy.date}" if privacy.date is not None else ""
     method = config.method.name
     return f"{model_title(config, privacy)} on {data_name(config.task)}, method {method}{day}"
 
 
 def origin_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
-    """Returns the names of model and data, the day and the versions as far as they are known."""
+    """Return the names of model and data, the day and the versions as far as they are known."""
     versions = ", ".join(
         f"{name} {number}" for name, number in as_json(privacy.versions or {}).items()
     )
@@ -105,7 +105,7 @@ def headline(privacy: RunPrivacy) -> str:
 
 
 def not_private(privacy: OpenRun) -> str:
-    """Returns in what way a run with ``privacy=none`` is not private, a clause in Markdown."""
+    """Return in what way a run with ``privacy=none`` is not private, a clause in Markdown."""
     without = "this model was trained without differential privacy (`privacy=none`)"
     if not isinstance(privacy.plan, ClippingPlan):
         return without
@@ -144,7 +144,7 @@ def warnings(config: TrainConfig, privacy: RunPrivacy) -> list[str]:
 
 
 def training_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
-    """Returns how the model was trained, quantity and value."""
+    """Return how the model was trained, quantity and value."""
     plan = privacy.plan
     phases = plan.phases if isinstance(plan, ClippingPlan) else ()
     units = isinstance(plan, PrivacyPlan) and plan.unit != EXAMPLE
@@ -195,7 +195,7 @@ def input_rows(config: TrainConfig) -> list[Row]:
 
 
 def precision_note(precision: str) -> str:
-    """Returns what a model computed in, and what that does to how far a record moves a sum."""
+    """Return what a model computed in, and what that does to how far a record moves a sum."""
     if precision == "fp32":
         return f"{precision}, TF32 and sums in half precision switched off"
     return (
@@ -207,7 +207,7 @@ def precision_note(precision: str) -> str:
 
 
 def mechanism_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
-    """Returns the mechanism, quantity and value; none for a run without privacy."""
+    """Return the mechanism, quantity and value; none for a run without privacy."""
     if not isinstance(privacy, PrivateRun):
         return []
     plan, ledger = privacy.plan, privacy.ledger
@@ -257,7 +257,7 @@ def _tokenizer_rows(privacy: PrivateRun) -> list[Row]:
 def coverage(
     config: TrainConfig, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> list[str]:
-    """Returns what epsilon covers and what it does not, a sentence each."""
+    """Return what epsilon covers and what it does not, a sentence each."""
     if not isinstance(privacy, PrivateRun):
         return starting_sentences(privacy)
     covered = [
@@ -300,7 +300,7 @@ _LOSSES_NOT_COVERED = (
 
 
 def _search(selection: Selection) -> list[str]:
-    """Returns what a search's epsilon covers beyond a run's, and what it does not."""
+    """Return what a search's epsilon covers beyond a run's, and what it does not."""
     return [
         "Covered: that it is the best of a secret random number of runs, of"
         f" {selection.expected_trials:.4g} in expectation (eta {selection.eta:g}, gamma"
@@ -322,7 +322,7 @@ def _chosen_by(config: TrainConfig, privacy: PrivateRun) -> str:
 
 
 def _mechanism_rows(privacy: PrivateRun) -> list[Row]:
-    """Returns how noise and draws hang together; nothing of DP-SGD, where they do not."""
+    """Return how noise and draws hang together; nothing of DP-SGD, where they do not."""
     mechanism = privacy.plan.mechanism
     if mechanism == DPSGD():
         return []
@@ -336,7 +336,7 @@ def _mechanism_rows(privacy: PrivateRun) -> list[Row]:
 
 
 def _clipped_rows(privacy: RunPrivacy) -> list[Row]:
-    """Returns how a run without noise draws and clips; nothing of ordinary training."""
+    """Return how a run without noise draws and clips; nothing of ordinary training."""
     if isinstance(privacy, PrivateRun) or not isinstance(privacy.plan, ClippingPlan):
         return []
     return [

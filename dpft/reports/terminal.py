@@ -59,7 +59,7 @@ class Grid:
 
 
 def show(parts: Sequence[Grid | str | Text]) -> None:
-    """Prints sentences and tables, a blank line before each table with a title.
+    """Print sentences and tables, a blank line before each table with a title.
 
     Args:
         parts: In the order in which they are read; in a sentence, ``**x**`` is strong and
@@ -103,7 +103,7 @@ class Answer:
 
 
 def show_answer(answer: Answer, output: str) -> None:
-    """Prints an answer: ``table`` for people, ``json`` for programs, one object on stdout."""
+    """Print an answer: ``table`` for people, ``json`` for programs, one object on stdout."""
     if output == "json":
         print(json_text(answer.record))
     elif isinstance(answer.table, str):

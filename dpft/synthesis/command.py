@@ -115,16 +115,15 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
             folder.mkdir(parents=True, exist_ok=True)
             write_text(private_path(folder, DRAFTED), text, mode=0o600)
             logger.info(
-                "a draft is in %s: what it says comes from the data, and what you leave in it"
-                " becomes public; go through it, save it as %s, and run dpft synthesize without"
-                " schema=draft",
+                "draft of the schema: %s. It is derived from private data, but the schema will be"
+                " public: review it, save it as %s, and run dpft synthesize without schema=draft.",
                 folder / DRAFTED,
                 _default_schema(data),
             )
             return None
         target = target_file(config, folder)
         if config.resume is not None and is_finished(folder, target):
-            logger.info("the synthesis in %s has ended; nothing is left to do", folder)
+            logger.info("the synthesis in %s is already complete", folder)
             return answer_of(folder, target)
 
         # 2. The schema, which is public, and whether a new synthesis has room for its files.
@@ -201,7 +200,9 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
                     value=config.resume,
                 )
             table = table.split(config.eval.held_out, key)
-        logger.info("if this is interrupted, run dpft synthesize %s", in_shell("resume", folder))
+        logger.info(
+            "to resume after an interruption: dpft synthesize %s", in_shell("resume", folder)
+        )
 
         # 5. The histogram says how many rows each cell gets.
         num = config.num or plan.num_examples

@@ -125,7 +125,7 @@ Record = Example | LabeledExample | LabeledImage
 
 
 def text_of(record: Record) -> str:
-    """Returns all of a record's text: prompt and target, or its sentences.
+    """Return all of a record's text: prompt and target, or its sentences.
 
     Raises:
         InputError: It is an image.
@@ -169,12 +169,12 @@ def shortened(record: Record, letters: int) -> Record:
 
 
 def are_texts(records: Sequence[Record]) -> TypeGuard[Sequence[Example]]:
-    """Says whether every record is a text to learn, as those of a text task are."""
+    """Say whether every record is a text to learn, as those of a text task are."""
     return all(isinstance(record, Example) for record in records)
 
 
 def is_unicode(text: str) -> bool:
-    """Says whether the text has no lone surrogates, which JSON can spell and no one can encode."""
+    """Say whether the text has no lone surrogates, which JSON can spell and no one can encode."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -279,7 +279,7 @@ class Task(Section, ABC):
 
     @classmethod
     def chosen(cls, values: Mapping[str, Any]) -> "type[Task]":
-        """Returns the class that values of its keys stand for: this one, unless it has forms."""
+        """Return the class that values of its keys stand for: this one, unless it has forms."""
         return cls
 
     @property
@@ -293,7 +293,7 @@ class Task(Section, ABC):
         """Columns every row must have."""
 
     def column_key(self, column: str) -> str | None:
-        """Returns the configuration key that names a column; None where the task itself does."""
+        """Return the configuration key that names a column; None where the task itself does."""
         return None
 
     @property
@@ -337,7 +337,7 @@ class Task(Section, ABC):
 
     @property
     def confusable(self) -> tuple[str, ...]:
-        """Names of the classes of which reports show which is taken for which; none: not shown."""
+        """Name of the classes of which reports show which is taken for which; none: not shown."""
         return ()
 
     @property
@@ -356,11 +356,11 @@ class Task(Section, ABC):
         return 1
 
     def members(self, part: str) -> "Sequence[Member]":
-        """Returns the tasks whose rows a part has: the task itself, unless it is a mixture."""
+        """Return the tasks whose rows a part has: the task itself, unless it is a mixture."""
         return (Member(task=self, part=part),)
 
     def parts(self, split: str) -> tuple[str, ...]:
-        """Returns the names under which a split is stored, in the order they are scored."""
+        """Return the names under which a split is stored, in the order they are scored."""
         return self.split_parts.get(split, (split,))
 
     @property
@@ -380,7 +380,7 @@ class Task(Section, ABC):
         return by_source.get(self.effective_source, self.num_train_examples)
 
     def is_published(self, split: str) -> bool:
-        """Returns whether the split's rows are published, so that showing them harms no one."""
+        """Return whether the split's rows are published, so that showing them harms no one."""
         by_source = {
             "embedded": True,
             "hub": self.hub_name is not None and self.hub_name == self.published_hub_name,
@@ -394,7 +394,7 @@ class Task(Section, ABC):
         return ()
 
     def begun(self, date: str) -> Self:
-        """Returns the task as a run that begins on a day, such as 2026-11-29, keeps it."""
+        """Return the task as a run that begins on a day, such as 2026-11-29, keeps it."""
         return self
 
     @property
@@ -404,7 +404,7 @@ class Task(Section, ABC):
 
     @abstractmethod
     def examples(self, row: Mapping[str, Any]) -> Sequence[Record]:
-        """Returns the examples one row stands for, each a record of its own.
+        """Return the examples one row stands for, each a record of its own.
 
         Args:
             row: Column name to text, or to whatever an untyped column holds; every name in
@@ -417,7 +417,7 @@ class Task(Section, ABC):
 
     @abstractmethod
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Record:
-        """Returns a record of the task's form that nobody gave, for audits.
+        """Return a record of the task's form that nobody gave, for audits.
 
         Args:
             read: Words that the model reads.
@@ -427,7 +427,7 @@ class Task(Section, ABC):
         """
 
     def repair(self, text: str) -> str:
-        """Returns text as the data set's official reader reads it; by default, as it is.
+        """Return text as the data set's official reader reads it; by default, as it is.
 
         Outputs files are joined to references on repaired text.
         """
@@ -498,7 +498,7 @@ class TextualTask(Task):
         return min(self.typical_length, self.longest)
 
     def fitted(self, positions: int | None) -> Self:
-        """Returns the task with a length of its examples: the model's where none is given."""
+        """Return the task with a length of its examples: the model's where none is given."""
         if self.max_length is not None:
             return self
         longest = self.longest if positions is None else min(self.longest, positions)
@@ -562,7 +562,7 @@ class TextTask(TextualTask):
 
     @abstractmethod
     def prompt(self, row: Mapping[str, Any]) -> Example:
-        """Returns the prompt of a row, as an example without a target.
+        """Return the prompt of a row, as an example without a target.
 
         Args:
             row: Column name to value; every name in ``given_columns`` is present, or none where
@@ -576,7 +576,7 @@ class TextTask(TextualTask):
         return Example(prompt=prompt, target=target, group=prompt or target)
 
     def spelt_labels(self, texts: Sequence[str]) -> list[float] | None:
-        """Returns the label that each text spells; None where answers are no labels in words.
+        """Return the label that each text spells; None where answers are no labels in words.
 
         Args:
             texts: References, or what a model wrote; one that spells no label gives -1.
@@ -585,7 +585,7 @@ class TextTask(TextualTask):
 
     @abstractmethod
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
-        """Returns a row in the task's own format, with the text as its answer.
+        """Return a row in the task's own format, with the text as its answer.
 
         None where the text does not have the form of an answer, as a template may give one.
 
@@ -609,7 +609,7 @@ class LabelTask(Task):
 
     @abstractmethod
     def label(self, value: Any) -> float:
-        """Returns the number that a label stands for.
+        """Return the number that a label stands for.
 
         Raises:
             InputError: It is not one of the task's; the message does not quote it.
@@ -617,7 +617,7 @@ class LabelTask(Task):
 
     @abstractmethod
     def prediction(self, text: str) -> float:
-        """Returns the label that a file of predictions spells, as ``label_text`` or ``label`` do.
+        """Return the label that a file of predictions spells, as ``label_text`` or ``label`` do.
 
         Raises:
             InputError: It is none; the message does not quote it.
@@ -625,11 +625,11 @@ class LabelTask(Task):
 
     @abstractmethod
     def label_text(self, value: float) -> str:
-        """Returns a label as predictions spell it."""
+        """Return a label as predictions spell it."""
 
     @abstractmethod
     def predicted(self, outputs: Sequence[float]) -> float:
-        """Returns the label that a model's outputs for a record stand for.
+        """Return the label that a model's outputs for a record stand for.
 
         Args:
             outputs: Probabilities of label words or classes, or one number, a score.
@@ -641,7 +641,7 @@ TASKS: Registry[type[Task]] = Registry("dpft.tasks", key="task.name")
 
 
 def chosen_task_class(values: Mapping[str, Any]) -> type[Task]:
-    """Returns the class of the task that the values of its keys, ``name`` among them, stand for.
+    """Return the class of the task that the values of its keys, ``name`` among them, stand for.
 
     Raises:
         InputError: There is no such task, or the keys do not go together.

@@ -47,7 +47,7 @@ class CelebA(ImageTask):
 
     @property
     def column_names(self) -> Mapping[str, str]:
-        """Names of columns as files may have them, to the task's own."""
+        """Name of columns as files may have them, to the task's own."""
         return {"img": IMAGE}
 
     def answer(self, row: Mapping[str, Any]) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ class CifarTask(ImageTask):
 
     @property
     def column_names(self) -> Mapping[str, str]:
-        """Names of columns as files may have them, to the task's own."""
+        """Name of columns as files may have them, to the task's own."""
         return NAMES
 
 

@@ -26,7 +26,7 @@ class ClassTask(LabelTask):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of what a model answers with, in the order of their numbers."""
+        """Name of what a model answers with, in the order of their numbers."""
         return self.labels
 
     def label(self, value: Any) -> float:
@@ -101,15 +101,15 @@ class ClassificationTask(ClassTask, TextualTask):
         )
 
     def pieces(self, example: LabeledExample, *, causal: bool) -> tuple[TemplateSegment, ...]:
-        """Returns a record's filled template, for causal and seq2seq models or for masked ones."""
+        """Return a record's filled template, for causal and seq2seq models or for masked ones."""
         return self._parsed(causal=causal).fill(example.texts)
 
     def blank_before_mask(self, *, causal: bool) -> bool:
-        """Returns whether a blank stands before the label word."""
+        """Return whether a blank stands before the label word."""
         return self._parsed(causal=causal).blank_before_mask
 
     def distribution(self, label: float) -> tuple[float, ...]:
-        """Returns the probabilities of the labels that training aims at: a class has all of it."""
+        """Return the probabilities of the labels that training aims at: a class has all of it."""
         return tuple(float(index == label) for index in range(len(self.labels)))
 
     def _parsed(self, *, causal: bool) -> Template:
@@ -127,7 +127,7 @@ class ClassificationTask(ClassTask, TextualTask):
         check_classes(self.labels)
 
     def _check_templates(self) -> None:
-        """Refuses templates that cannot be filled; one that is empty is refused when it is used."""
+        """Reject templates that cannot be filled; one that is empty is refused when it is used."""
         if not self.template and not self.causal_template:
             raise InputError(
                 "task.objective=infilling needs task.template (masked models) or"
@@ -159,7 +159,7 @@ class ClassificationTask(ClassTask, TextualTask):
 
 
 def check_classes(labels: Sequence[str]) -> None:
-    """Refuses names of classes of which there are too few, or two equal ones.
+    """Reject names of classes of which there are too few, or two equal ones.
 
     Raises:
         InputError: They are.
@@ -200,7 +200,7 @@ def but_is_empty(value: Any) -> str:
 
 
 def as_number(value: Any) -> float | None:
-    """Returns a label as a number, or None."""
+    """Return a label as a number, or None."""
     if isinstance(value, bool):
         return None
     try:
@@ -212,5 +212,5 @@ def as_number(value: Any) -> float | None:
 
 @cache
 def _parse(text: str, texts: int, key: str) -> Template:
-    """Returns a template, parsed once for all records."""
+    """Return a template, parsed once for all records."""
     return Template.parse(text, texts=texts, key=key)

@@ -151,7 +151,7 @@ class CorpusTask(OwnRows, TextTask):
         )
 
     def examples(self, row: Mapping[str, Any]) -> Sequence[Example]:
-        """Returns the text as one example, cut at its end where it is too long; none of a blank."""
+        """Return the text as one example, cut at its end where it is too long; none of a blank."""
         text: str = row[self.text_column]
         return (_whole(text),) if text.strip() else ()
 

@@ -138,7 +138,7 @@ class CustomFields(OwnRows):
         return self.columns
 
     def is_published(self, split: str) -> bool:
-        """Returns False: rows of your own are never published ones."""
+        """Return False: rows of your own are never published ones."""
         return False
 
     def examples(self, row: Mapping[str, Any]) -> Sequence[Record]:
@@ -195,12 +195,12 @@ class CustomLabels(CustomFields, ClassificationTask):
         return self._text.key if column in self._text.columns else "task.label"
 
     def examples(self, row: Mapping[str, Any]) -> tuple[LabeledExample, ...]:
-        """Returns the row's one example."""
+        """Return the row's one example."""
         text = self._text.fill(row).strip()
         return (LabeledExample(texts=(text,), label=self.label(row[self._label])),)
 
     def label(self, value: Any) -> float:
-        """Returns the number of the class that a value names.
+        """Return the number of the class that a value names.
 
         Names lead; a number is a class's place in ``task.labels``, from 0, only where no class is
         itself named by a number.
@@ -293,7 +293,7 @@ class CustomTexts(CustomFields, TextTask):
         return self._prompt.key if column in self._prompt.columns else self._target.key
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
-        """Returns the row's one example; its target is empty where all its columns are blank."""
+        """Return the row's one example; its target is empty where all its columns are blank."""
         target = "" if self._target.is_blank(row) else self._target.fill(row)
         example = replace(self.prompt(row), target=target)
         if self.text_template is None:
@@ -357,7 +357,7 @@ class CustomTexts(CustomFields, TextTask):
         }
 
     def has_label(self, row: Mapping[str, Any]) -> bool:
-        """Returns whether what stands in the label's column is one of ``task.labels``.
+        """Return whether what stands in the label's column is one of ``task.labels``.
 
         True of a row without that column, and where no column is the label's.
         """
@@ -366,7 +366,7 @@ class CustomTexts(CustomFields, TextTask):
         return spelled(row[self.label_column]) in self.labels
 
     def _in_file(self, column: str) -> str:
-        """Returns the user's own name of a column: its alias, where it has exactly one."""
+        """Return the user's own name of a column: its alias, where it has exactly one."""
         aliases = [alias for alias, name in self.column_aliases.items() if name == column]
         return aliases[0] if len(aliases) == 1 else column
 
@@ -484,7 +484,7 @@ class CustomChats(CustomFields, TextTask):
         return "task.messages" if column == self.messages_column else "task.completion"
 
     def examples(self, row: Mapping[str, Any]) -> tuple[ChatExample, ...]:
-        """Returns the row's one conversation; see ``Task.examples``."""
+        """Return the row's one conversation; see ``Task.examples``."""
         *before, last = (
             message for column in self.columns for message in self._messages(row, column)
         )
@@ -504,7 +504,7 @@ class CustomChats(CustomFields, TextTask):
         return (replace(self._example(before), target=target),)
 
     def prompt(self, row: Mapping[str, Any]) -> ChatExample:
-        """Returns the messages before an answer; an assistant's last message is left out."""
+        """Return the messages before an answer; an assistant's last message is left out."""
         return self._example(self._asked(row))
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> ChatExample:
@@ -531,13 +531,13 @@ class CustomChats(CustomFields, TextTask):
         return {self.columns[0]: [*asked, answer]}
 
     def _asked(self, row: Mapping[str, Any]) -> list[Message]:
-        """Returns the messages that a model answers."""
+        """Return the messages that a model answers."""
         messages = self._messages(row, self.columns[0])
         has_answer = messages[-1].role == ASSISTANT and self.completion_column is None
         return messages[:-1] if has_answer else messages
 
     def _example(self, messages: Sequence[Message]) -> ChatExample:
-        """Returns the example of the messages before an answer."""
+        """Return the example of the messages before an answer."""
         if not messages:
             what = self._what(self.columns[0])
             raise InputError(
@@ -670,7 +670,7 @@ class CustomTask(CustomFields):
 
     @classmethod
     def chosen(cls, values: Mapping[str, Any]) -> type[Task]:
-        """Returns the class of the form that the keys choose; this one where none is given.
+        """Return the class of the form that the keys choose; this one where none is given.
 
         Raises:
             InputError: They are keys of several forms, or a part of one's.

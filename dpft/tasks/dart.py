@@ -116,7 +116,7 @@ class DartTask(TextTask):
 
 
 def linearise(triples: Sequence[Triple]) -> str:
-    """Returns triples as ``subject : predicate : object | …``, in their own order."""
+    """Return triples as ``subject : predicate : object | …``, in their own order."""
     return " | ".join(" : ".join(triple) for triple in triples)
 
 

@@ -66,7 +66,7 @@ class E2ETask(TextTask):
     """One record is a meaning and a sentence, however often either occurs in others."""
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
-        """Returns the row's example: linearized record and separator, reference, record.
+        """Return the row's example: linearized record and separator, reference, record.
 
         Raises:
             InputError: The meaning representation does not read ``field[value], …``.
@@ -85,7 +85,7 @@ class E2ETask(TextTask):
         )
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
-        """Returns the canary of Li et al. 2022, Appendix M: name, type and area, then a suffix."""
+        """Return the canary of Li et al. 2022, Appendix M: name, type and area, then a suffix."""
         fields = zip(cycle(("name", "eatType", "area")), read, strict=False)
         record = ", ".join(f"{name}[{word}]" for name, word in fields)
         row = {"meaning_representation": record, "human_reference": " ".join(learned)}
@@ -97,7 +97,7 @@ class E2ETask(TextTask):
         return {"meaning_representation": record, "human_reference": text}
 
     def repair(self, text: str) -> str:
-        """Returns text with the encoding faults of the E2E files mended, as their reader does.
+        """Return text with the encoding faults of the E2E files mended, as their reader does.
 
         Some E2E files carry a byte-order mark, or a pound sign or an accent that was decoded
         with the wrong character set (tuetschek/e2e-metrics mends the same ones).
@@ -111,7 +111,7 @@ class E2ETask(TextTask):
 
 
 def linearise(record: str) -> str:
-    """Returns the record as ``name : value | name : value``, its fields in their own order.
+    """Return the record as ``name : value | name : value``, its fields in their own order.
 
     Raises:
         InputError: It does not read so; the message does not quote it.

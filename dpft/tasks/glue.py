@@ -59,7 +59,7 @@ class GlueFields(TextualTask):
         return self.max_score is not None
 
     def label(self, value: Any) -> float:
-        """Returns the number that a label stands for.
+        """Return the number that a label stands for.
 
         >>> from dpft.tasks.glue import GlueTask
         >>> GlueTask(name="rte", labels=("yes", "no"), objective="cls").label("1")
@@ -83,7 +83,7 @@ class GlueFields(TextualTask):
         return number
 
     def prediction(self, text: str) -> float:
-        """Returns the class's number, or any number where labels are scores.
+        """Return the class's number, or any number where labels are scores.
 
         Raises:
             InputError: It is no class, or no number; the message does not quote it.
@@ -96,7 +96,7 @@ class GlueFields(TextualTask):
         return number
 
     def label_text(self, value: float) -> str:
-        """Returns a label as predictions spell it: the class's name, or the score."""
+        """Return a label as predictions spell it: the class's name, or the score."""
         return self.labels[int(value)] if self.max_score is None else f"{value:.6g}"
 
     def _check_labels(self) -> None:
@@ -143,7 +143,7 @@ class GlueTexts(GlueFields, SeqToSeqTask):
         return self.text_columns
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
-        """Returns the row's one example: its texts under their names, and its label's word.
+        """Return the row's one example: its texts under their names, and its label's word.
 
         Raises:
             InputError: The label is hidden (-1) or not one of the task's.
@@ -151,7 +151,7 @@ class GlueTexts(GlueFields, SeqToSeqTask):
         return (replace(self.prompt(row), target=self.target(self.label(row["label"]))),)
 
     def target(self, label: float) -> str:
-        """Returns the text that a label is learned as.
+        """Return the text that a label is learned as.
 
         >>> GlueTexts(name="stsb", labels=("different", "same"), max_score=5.0).target(3.75)
         '3.8'
@@ -181,7 +181,7 @@ class GlueTexts(GlueFields, SeqToSeqTask):
         }
 
     def spelt_label(self, text: str) -> float:
-        """Returns the label that a text spells, to the letter; ``NO_LABEL`` where it spells none.
+        """Return the label that a text spells, to the letter; ``NO_LABEL`` where it spells none.
 
         A class is spelt by its name alone, a score by any number of its range.
         """
@@ -208,7 +208,7 @@ class GlueTask(GlueFields, ClassificationTask):
 
     @classmethod
     def chosen(cls, values: Mapping[str, Any]) -> type[Task]:
-        """Returns the class of the form that ``objective`` chooses."""
+        """Return the class of the form that ``objective`` chooses."""
         return GlueTexts if values.get("objective") == TEXT2TEXT else cls
 
     @property
@@ -217,7 +217,7 @@ class GlueTask(GlueFields, ClassificationTask):
         return len(self.text_columns)
 
     def examples(self, row: Mapping[str, Any]) -> tuple[LabeledExample, ...]:
-        """Returns the row's one example.
+        """Return the row's one example.
 
         Raises:
             InputError: The label is hidden (-1) or not one of the task's.
@@ -226,7 +226,7 @@ class GlueTask(GlueFields, ClassificationTask):
         return (LabeledExample(texts=texts, label=self.label(row["label"])),)
 
     def predicted(self, outputs: Sequence[float]) -> float:
-        """Returns the likeliest class; or the score, from the probability of the last label.
+        """Return the likeliest class; or the score, from the probability of the last label.
 
         >>> words = {"different": "No", "same": "Yes"}
         >>> task = GlueTask(
@@ -241,7 +241,7 @@ class GlueTask(GlueFields, ClassificationTask):
         return outputs[0] if len(outputs) == 1 else outputs[-1] * self.max_score
 
     def distribution(self, label: float) -> tuple[float, ...]:
-        """Returns the probabilities of the labels that training aims at, for label words.
+        """Return the probabilities of the labels that training aims at, for label words.
 
         A class has all of it; a score divides it between the two ends, so that the probability
         of the last one, scaled to the largest score, is the score.

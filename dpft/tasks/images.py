@@ -95,7 +95,7 @@ class ImageTask(ClassTask):
         return self.columns
 
     def of_size(self, size: int) -> Self:
-        """Returns the task with a size of its images, unless it has one."""
+        """Return the task with a size of its images, unless it has one."""
         return self if self.image_size is not None else self.replace(image_size=size)
 
     def examples(self, row: Mapping[str, Any]) -> Sequence[LabeledImage]:
@@ -111,7 +111,7 @@ class ImageTask(ClassTask):
         return (LabeledImage(image=_place(row[self.image_in_row]), answer=self.answer(row)),)
 
     def answer(self, row: Mapping[str, Any]) -> tuple[float, ...]:
-        """Returns the number of a row's class, or 0 or 1 for each attribute.
+        """Return the number of a row's class, or 0 or 1 for each attribute.
 
         Raises:
             InputError: A label is none of the task's; the message does not quote it.
@@ -134,7 +134,7 @@ class ImageTask(ClassTask):
 
 
 def _place(value: Any) -> ImagePlace:
-    """Returns where the image of a column is."""
+    """Return where the image of a column is."""
     if isinstance(value, ImagePlace):
         return value
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
@@ -149,7 +149,7 @@ def _place(value: Any) -> ImagePlace:
 
 
 def attribute_value(value: Any, name: str) -> float:
-    """Returns 0 or 1 of an attribute that is spelled so, as false or true, or as -1 or 1.
+    """Return 0 or 1 of an attribute that is spelled so, as false or true, or as -1 or 1.
 
     Raises:
         InputError: It is spelled otherwise; the message does not quote it.
@@ -186,7 +186,7 @@ class ImagesTask(ImageTask):
         return self.label_column
 
     def is_published(self, split: str) -> bool:
-        """Returns False: images of your own are never published ones."""
+        """Return False: images of your own are never published ones."""
         return False
 
     def column_key(self, column: str) -> str | None:

@@ -66,7 +66,7 @@ class PersonaChatTask(TextTask):
         return (*self.columns, *self.optional_columns)
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
-        """Returns an example for each utterance that the row holds.
+        """Return an example for each utterance that the row holds.
 
         Args:
             row: ``personality``, a list of texts, and either ``history`` and ``candidates``, lists
@@ -132,7 +132,7 @@ class PersonaChatTask(TextTask):
 
 
 def _turns(value: Any) -> list[tuple[str, str]]:
-    """Returns each turn of a history with the token of who spoke it, oldest first."""
+    """Return each turn of a history with the token of who spoke it, oldest first."""
     texts = _texts(value, "history")
     speakers = [OTHER if (len(texts) - index) % 2 else REPLIER for index in range(len(texts))]
     turns = list(zip(speakers, texts, strict=True))

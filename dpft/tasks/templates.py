@@ -93,7 +93,7 @@ class Template:
         return cls(parts=tuple(_parts(pieces, fields)))
 
     def fill(self, texts: Sequence[str]) -> tuple[TemplateSegment, ...]:
-        """Returns the template with a record's texts in their places."""
+        """Return the template with a record's texts in their places."""
         return tuple(_piece(part, texts) for part in self.parts)
 
     @property
@@ -149,7 +149,7 @@ class ColumnTemplate:
 
     @classmethod
     def parse(cls, text: str, *, key: str, needs_column: bool = True) -> "ColumnTemplate":
-        """Returns the template that ``text`` spells.
+        """Return the template that ``text`` spells.
 
         Raises:
             InputError: Braces do not match, or hold something else than a column's name.
@@ -173,7 +173,7 @@ class ColumnTemplate:
         return self.literals[-1] if self.columns else ""
 
     def followed_by(self, other: "ColumnTemplate") -> "ColumnTemplate":
-        """Returns the template of both texts as one, as a model writes it.
+        """Return the template of both texts as one, as a model writes it.
 
         A model has learned the lead, the columns with the separator, and the other text as pieces
         tokenised apart, and some tokenizers (Llama's, the embedded model's) begin a piece with a
@@ -195,7 +195,7 @@ class ColumnTemplate:
         )
 
     def fill(self, row: Mapping[str, Any]) -> str:
-        """Returns the text of a row.
+        """Return the text of a row.
 
         Args:
             row: Column name to text or number; a number is written as JSON has it.
@@ -208,7 +208,7 @@ class ColumnTemplate:
         return self.literals[0] + "".join(value + literal for value, literal in tail)
 
     def is_blank(self, row: Mapping[str, Any]) -> bool:
-        """Returns whether all its columns hold nothing but blanks."""
+        """Return whether all its columns hold nothing but blanks."""
         return not any(self._value(row, column).strip() for column in self.columns)
 
     def read(self, text: str) -> dict[str, str] | None:
@@ -231,7 +231,7 @@ class ColumnTemplate:
         return re.compile("".join(parts), re.DOTALL)
 
     def _literal(self, place: int) -> str:
-        """Returns the pattern of a literal; blanks around the whole text do not count."""
+        """Return the pattern of a literal; blanks around the whole text do not count."""
         text = self.literals[place]
         cuts = [0, *sorted(cut for at, cut in self.seams if at == place), len(text)]
         pieces = [text[a:b] for a, b in pairwise(cuts)]
@@ -256,7 +256,7 @@ class ColumnTemplate:
 
 
 def _parts_of(text: str, key: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the literals and the columns of a template."""
+    """Return the literals and the columns of a template."""
     literals, columns = [""], []
     try:
         parsed = list(Formatter().parse(text))
@@ -285,7 +285,7 @@ def _parts_of(text: str, key: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def text_of(value: Any, what: str) -> str:
-    """Returns a value that is a text.
+    """Return a value that is a text.
 
     Raises:
         InputError: It is none, or holds what no one can encode (a lone surrogate of JSON).
@@ -317,7 +317,7 @@ def objects_of(value: Any, what: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def list_of(value: Any, what: str, values: str) -> list[Any]:
-    """Returns a value that is a list.
+    """Return a value that is a list.
 
     Raises:
         InputError: It is none.
@@ -330,7 +330,7 @@ def list_of(value: Any, what: str, values: str) -> list[Any]:
 
 
 def spelled(value: Any) -> str | None:
-    """Returns a label as ``task.labels`` would spell it; None for what is no label.
+    """Return a label as ``task.labels`` would spell it; None for what is no label.
 
     >>> [spelled(value) for value in (" spam ", 3, 3.0, 0.5, True, None)]
     ['spam', '3', '3', '0.5', 'true', None]

@@ -16,7 +16,7 @@ from transformers.optimization import Adafactor as TransformersAdafactor
 
 
 def is_factored(shape: Sequence[int], min_dim_size_to_factor: int) -> bool:
-    """Returns whether second moments are kept by rows and columns instead of whole.
+    """Return whether second moments are kept by rows and columns instead of whole.
 
     >>> is_factored((128, 512), 128), is_factored((32, 512), 128), is_factored((512,), 1)
     (True, False, False)
@@ -34,13 +34,13 @@ class T5Adafactor(TransformersAdafactor):
     def __init__(
         self, parameters: Iterable[nn.Parameter], *, min_dim_size_to_factor: int, **settings: Any
     ) -> None:
-        """Makes the optimizer."""
+        """Make the optimizer."""
         super().__init__(parameters, **settings)
         for group in self.param_groups:
             group["min_dim_size_to_factor"] = min_dim_size_to_factor
 
     @staticmethod
     def _get_options(param_group: dict[str, Any], param_shape: Sequence[int]) -> tuple[bool, bool]:
-        """Returns whether to factor, and whether there is momentum, of a parameter."""
+        """Return whether to factor, and whether there is momentum, of a parameter."""
         factored = is_factored(param_shape, param_group["min_dim_size_to_factor"])
         return factored, param_group["beta1"] is not None

@@ -128,7 +128,7 @@ WAY_OUT = (
 
 
 def read_state(path: Path, ranks: Ranks = ALONE) -> CheckpointState:
-    """Returns ``state.json`` once its checksum, and those of a rank's share of the files, hold.
+    """Return ``state.json`` once its checksum, and those of a rank's share of the files, hold.
 
     The generator states may be gone: they are deleted when a run has ended.
 
@@ -159,7 +159,7 @@ def read_state(path: Path, ranks: Ranks = ALONE) -> CheckpointState:
 
 
 def is_secret(name: str) -> bool:
-    """Returns whether a checkpoint's file goes when the next one is complete, or the run ends.
+    """Return whether a checkpoint's file goes when the next one is complete, or the run ends.
 
     Such are keys, and the noise that later noise hangs together with: beside what was released,
     either would give sums of gradients away.
@@ -168,7 +168,7 @@ def is_secret(name: str) -> bool:
 
 
 def read_history(path: Path, ranks: Ranks) -> dict[str, Tensor]:
-    """Returns this rank's noise of earlier steps, as ``save_checkpoint`` was given it.
+    """Return this rank's noise of earlier steps, as ``save_checkpoint`` was given it.
 
     Raises:
         RunError: The checkpoint is on another machine's disk.
@@ -185,7 +185,7 @@ def read_history(path: Path, ranks: Ranks) -> dict[str, Tensor]:
 
 
 def _names_its_files(state: CheckpointState) -> bool:
-    """Tells whether the checksums are of all files of tensors that there must be, and no others."""
+    """Tell whether the checksums are of all files of tensors that there must be, and no others."""
     names = {name for name in state.checksums if not is_secret(name)}
     shards = 1 if state.shards is None else state.shards
     return len(names) == 2 * shards > 0 and names == {
@@ -194,7 +194,7 @@ def _names_its_files(state: CheckpointState) -> bool:
 
 
 def _check_file(path: Path, expected: str) -> None:
-    """Holds a file against its checksum.
+    """Hold a file against its checksum.
 
     Raises:
         StateError: It is gone or damaged.
@@ -229,7 +229,7 @@ class KeyFile:
 
 
 def write_key_file(path: Path, content: Mapping[str, Any]) -> int:
-    """Writes a new file, for its owner alone, and waits until it is on disk.
+    """Write a new file, for its owner alone, and wait until it is on disk.
 
     Returns:
         When it was last changed, for ``read_key_file``, in nanoseconds.
@@ -245,7 +245,7 @@ def write_key_file(path: Path, content: Mapping[str, Any]) -> int:
 
 
 def read_key_file(path: Path, *, changed: int) -> KeyFile:
-    """Returns what ``write_key_file`` wrote, ``changed`` what it returned; the file must be whole.
+    """Return what ``write_key_file`` wrote, ``changed`` what it returned; the file must be whole.
 
     Raises:
         InputError: It is of another schema version.
@@ -287,7 +287,7 @@ class Checkpoint:
         return all((self.path / name).exists() for name in self.histories)
 
     def read_keys(self) -> KeyFile:
-        """Returns the secret keys, or generator states; read anew each time, and not kept here."""
+        """Return the secret keys, or generator states; read anew each time, and not kept here."""
         return read_key_file(self.path / KEYS, changed=self.keys_changed)
 
 
@@ -303,7 +303,7 @@ def save_checkpoint(
     history: Mapping[str, Tensor] | None = None,
     ranks: Ranks = ALONE,
 ) -> Path:
-    """Writes the state after ``step`` steps, then drops all but the newest ``keep`` checkpoints.
+    """Write the state after ``step`` steps, then drops all but the newest ``keep`` checkpoints.
 
     The older ones that are left lose their secret keys. Every rank calls this: of a model in shards
     each writes its own, and a whole one is written by rank 0. Rank 0 alone has what the run is
@@ -357,7 +357,7 @@ def save_checkpoint(
 
 
 def _make_empty(partial: Path) -> None:
-    """Makes the folder to write a checkpoint in; removes those that killed processes left."""
+    """Make the folder to write a checkpoint in; remove those that killed processes left."""
     partial.parent.mkdir(mode=0o700, exist_ok=True)
     sync_folder(partial.parent.parent)
     for stale in partial.parent.glob(PARTIAL_CHECKPOINT):
@@ -366,7 +366,7 @@ def _make_empty(partial: Path) -> None:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Returns what a checkpoint says, after holding every file against its checksum.
+    """Return what a checkpoint says, after holding every file against its checksum.
 
     Raises:
         StateError: A file is missing or damaged.
@@ -384,7 +384,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def restore_checkpoint(
     path: Path, training_state: TrainingState, *, shards: ShardedModel | None = None
 ) -> int:
-    """Puts model, optimizer and schedule back to a checkpoint; returns its step.
+    """Put model, optimizer and schedule back to a checkpoint; return its step.
 
     In how many shards it was written does not matter. Every rank of a model in shards calls this,
     reads what is its own, and holds its share of the files against their checksums.
@@ -407,12 +407,12 @@ def restore_checkpoint(
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Returns the complete checkpoints in ``private/checkpoints``, oldest first."""
+    """Return the complete checkpoints in ``private/checkpoints``, oldest first."""
     return sorted(folder.glob(CHECKPOINT)) if folder.is_dir() else []
 
 
 def delete_generator_states(folder: Path) -> None:
-    """Deletes every secret key and generator state for good: the run has ended.
+    """Delete every secret key and generator state for good: the run has ended.
 
     Checkpoints that a killed process left half-written have them, too.
     """
@@ -457,7 +457,7 @@ class ResumePoint:
         return self.checkpoint.run.run_id
 
     def plan(self) -> PrivacyPlan:
-        """Returns the plan that the run was bound to.
+        """Return the plan that the run was bound to.
 
         Raises:
             StateError: The checkpoint's is not that of the ledger, or none.
@@ -473,7 +473,7 @@ class ResumePoint:
 
 
 def find_resume_point(folder: Path) -> ResumePoint:
-    """Returns where the run in a folder stands.
+    """Return where the run in a folder stands.
 
     Raises:
         InputError: It has no checkpoint, so no step was taken; or an earlier version wrote its
@@ -502,7 +502,7 @@ def environment(
     ranks: Ranks = ALONE,
     shards: ShardedModel | None = None,
 ) -> dict[str, Any]:
-    """Returns what the bits of a step's sum depend on, ready for JSON.
+    """Return what the bits of a step's sum depend on, ready for JSON.
 
     ``settings`` are what moves the weights that later sums are of: method, optimizer, learning
     rate. The ranks' sums are added up in their order.
@@ -536,7 +536,7 @@ PROMISES = {
 
 
 def promises(privacy: DifferentialPrivacy) -> dict[str, bool]:
-    """Returns the statements of ``PROMISES`` as the configuration makes them, ready for JSON."""
+    """Return the statements of ``PROMISES`` as the configuration makes them, ready for JSON."""
     return {
         "reproducible": privacy.noise_seed is not None,
         "show_diagnostics": privacy.show_diagnostics,
@@ -544,7 +544,7 @@ def promises(privacy: DifferentialPrivacy) -> dict[str, bool]:
 
 
 def check_promises(resume_point: ResumePoint, privacy: DifferentialPrivacy) -> None:
-    """Refuses a run whose configuration was edited since it began, in a key of ``PROMISES``.
+    """Reject a run whose configuration was edited since it began, in a key of ``PROMISES``.
 
     Raises:
         InputError: A noise seed or shown losses were added or removed.

@@ -43,7 +43,7 @@ class Diagnostics:
         self._max_grad_norm = max_grad_norm
 
     def write_size(self, training_set: TrainingSet, *, num_examples: int) -> None:
-        """Writes how many records and units there really are beside the public number."""
+        """Write how many records and units there really are beside the public number."""
         size = {
             "num_records": training_set.num_records,
             "num_units": training_set.num_units,
@@ -62,7 +62,7 @@ class Diagnostics:
             logger.info("step %d: mean training loss %.4f (not private)", statistics.step, loss)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
     def _summary(self, statistics: StepStatistics) -> dict[str, Any]:

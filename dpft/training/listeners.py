@@ -49,7 +49,7 @@ class StepEvaluation(Protocol):
         """
 
     def after_step(self, step: int, epsilon: SpentEpsilon | None) -> None:
-        """Scores the model where it is due, leaving it and all randomness as they were."""
+        """Score the model where it is due, leaving it and all randomness as they were."""
 
 
 class StepListener(Protocol):
@@ -98,7 +98,7 @@ class StepWindows:
         return next((step for step in within if self.shows(step)), None)
 
     def shows(self, step: int) -> bool:
-        """Returns whether it may show that ``step`` steps are taken, now that they are."""
+        """Return whether it may show that ``step`` steps are taken, now that they are."""
         return self._is_boundary(step) and step - self.start >= self._width
 
     @property
@@ -117,7 +117,7 @@ LOG_LINES = 10
 
 
 def draws_bars(console: Console) -> bool:
-    """Returns whether bars can be drawn: on a terminal, or in a notebook that has widgets."""
+    """Return whether bars can be drawn: on a terminal, or in a notebook that has widgets."""
     return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
 
 
@@ -166,7 +166,7 @@ class StepProgress:
         if step < self._steps:
             update = "no progress is shown" if first is None else f"first update at step {first}"
             logger.info(
-                "steps %d to %d: %s, because durations of fewer than ten steps are private",
+                "steps %d to %d: %s (durations of fewer than ten steps are private)",
                 *(step + 1, self._steps, update),
             )
 
@@ -213,7 +213,7 @@ class StepProgress:
 
 
 def clock_time(seconds: float) -> str:
-    """Returns a time as a clock shows it, such as 4:05 or 1:00:00."""
+    """Return a time as a clock shows it, such as 4:05 or 1:00:00."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

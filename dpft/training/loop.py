@@ -32,7 +32,7 @@ class StepEngine(Protocol):
 
     @property
     def steps_taken(self) -> int:
-        """Steps that the weights have taken."""
+        """Step that the weights have taken."""
 
     @property
     def steps(self) -> int:
@@ -47,13 +47,13 @@ class StepEngine(Protocol):
     def __exit__(self, *error: Any) -> None: ...
 
     def draw(self, num_units: int) -> list[int]:
-        """Starts a step and returns the indices of its batch, units of the data."""
+        """Start a step and return the indices of its batch, units of the data."""
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
-        """Adds one micro-batch, in which the rows of each privacy unit are contiguous."""
+        """Add one micro-batch, in which the rows of each privacy unit are contiguous."""
 
     def finish_step(self) -> SignalAndNoise | None:
-        """Leaves the step's gradient in ``grad`` of every trainable parameter.
+        """Leave the step's gradient in ``grad`` of every trainable parameter.
 
         Returns:
             How long its signal and its noise are, where that is measured; private.
@@ -118,7 +118,7 @@ class TrainingSet:
     def micro_batches(
         self, indices: Sequence[int], *, views: ViewBits | None = None, step: int = 0
     ) -> Iterator[Batch]:
-        """Yields this process's batches of a logical batch, sorted by length and padded.
+        """Yield this process's batches of a logical batch, sorted by length and padded.
 
         Each is made when it is asked for: images of all of them may not fit into memory. Where rows
         are viewed, views are drawn for ``step``, counted from 0.
@@ -187,7 +187,7 @@ def train(
 def compute_gradient(
     training_set: TrainingSet, engine: StepEngine, step: int, ranks: Ranks = ALONE
 ) -> StepStatistics:
-    """Leaves the gradient of one logical batch in ``grad``; returns what its records showed."""
+    """Leave the gradient of one logical batch in ``grad``; return what its records showed."""
     indices = engine.draw(training_set.num_units)
     statistics = StepStatistics(step=step, batch_size=len(indices))
     with ranks.failing_together():
@@ -200,7 +200,7 @@ def compute_gradient(
 
 
 def sent_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yields batches on a device; to an accelerator the next one is sent before each is used.
+    """Yield batches on a device; to an accelerator the next one is sent before each is used.
 
     A thread makes the one after that meanwhile. It draws nothing but what is keyed by step and
     record, so that batches are the same; an error in it is raised here, before what follows.
@@ -222,7 +222,7 @@ def sent_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch
 
 
 def accumulate(batch: Batch, engine: StepEngine, statistics: StepStatistics) -> None:
-    """Adds one micro-batch to the gradient and its losses and norms to ``statistics``."""
+    """Add one micro-batch to the gradient and its losses and norms to ``statistics``."""
     result = engine.accumulate(batch, batch.rows_per_unit)
     is_filler = batch.is_filler
     statistics.losses.append(result.losses if is_filler is None else result.losses[~is_filler])
@@ -231,7 +231,7 @@ def accumulate(batch: Batch, engine: StepEngine, statistics: StepStatistics) -> 
 
 
 def check_weights(model: nn.Module, step: int) -> None:
-    """Ends the run if a weight that trains, or that has a gradient to move by, is not finite.
+    """End the run if a weight that trains, or that has a gradient to move by, is not finite.
 
     Raises:
         RunError: Naming the parameter; nothing of the step's records.

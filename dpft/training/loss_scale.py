@@ -89,7 +89,7 @@ class AdaptiveLossScale:
     def __init__(
         self, log: StepLog, *, start: float, state: Mapping[str, Any] | None = None
     ) -> None:
-        """Starts at a scale, or goes on from what ``state`` returned.
+        """Start at a scale, or goes on from what ``state`` returned.
 
         The log is told of a step first, so that one that it refuses moves nothing.
         """
@@ -101,23 +101,22 @@ class AdaptiveLossScale:
             self._now.noise = numbers, std
 
     def __call__(self) -> float:
-        """Returns the scale of the next step."""
+        """Return the scale of the next step."""
         return self._now.scale if self._now.tried is None else self._now.tried
 
     def state(self) -> dict[str, Any]:
-        """Returns where it stands, ready for JSON, for the checkpoint of the last step recorded."""
+        """Return where it stands, ready for JSON, for the checkpoint of the last step recorded."""
         return asdict(self._now) | {"noise": list(self._now.noise)}
 
     def say_where_it_stands(self) -> None:
-        """Logs that it has moved; for the time after the last step.
+        """Log that it has moved; for the time after the last step.
 
         Its windows are not on the grid of ``StepWindows``: a line when it moves would tell how long
         fewer than ten steps took (docs/dev/design.md, rule 7).
         """
         if self._now.scale != self._start:
             logger.info(
-                "train.loss_scale moved from %g to %g: noisy gradients said that fewer examples"
-                " were lost",
+                "train.loss_scale: %g -> %g (the noisy gradients contained fewer examples)",
                 *(self._start, self._now.scale),
             )
 
@@ -126,7 +125,7 @@ class AdaptiveLossScale:
         self._log.begin()
 
     def record_step(self, mechanism: GaussianStep, gradients: Released) -> None:
-        """Records a step, and then takes its noisy sum into account.
+        """Record a step, and then takes its noisy sum into account.
 
         Raises:
             TypeError: The gradients are shards of other processes too, of which this has no sum.
@@ -147,7 +146,7 @@ class AdaptiveLossScale:
             self._judge(now)
 
     def _judge(self, now: ScaleState) -> None:
-        """Ends a window: keeps a trial or gives it up, and begins the next one where it is due."""
+        """End a window: keeps a trial or give it up, and begins the next one where it is due."""
         numbers, std = now.noise
         signal = now.squares / WINDOW - numbers * std**2
         variance = (2 * numbers * std**4 + 4 * std**2 * max(signal, 0.0)) / WINDOW
@@ -166,7 +165,7 @@ class AdaptiveLossScale:
         now.tried, now.waited = None, 0
 
     def _next_trial(self, now: ScaleState) -> float | None:
-        """Returns the scale to try, within what is allowed; None where it would be the same."""
+        """Return the scale to try, within what is allowed; None where it would be the same."""
         least, most = LOSS_SCALES
         tried = min(max(now.scale * TRIALS[now.failed % len(TRIALS)], least), most)
         if tried != now.scale:
@@ -178,7 +177,7 @@ class AdaptiveLossScale:
 def scaled(
     settings: TrainingConfig, log: StepLog, state: Mapping[str, Any] | None
 ) -> tuple[StepLog, LossScale]:
-    """Returns where a run records its steps, and what its losses are multiplied by.
+    """Return where a run records its steps, and what its losses are multiplied by.
 
     ``state`` is where a scale that adapts stood, as a checkpoint says; None: it starts.
     """

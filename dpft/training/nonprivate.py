@@ -109,7 +109,7 @@ class OrdinaryEngine:
         return None
 
     def draw(self, num_units: int) -> list[int]:
-        """Starts a step: returns the indices of its batch."""
+        """Start a step: returns the indices of its batch."""
         for parameter in self._model.parameters():
             parameter.grad = None
         if self._shards is not None:
@@ -124,7 +124,7 @@ class OrdinaryEngine:
         return broadcast_numbers(batch, self._ranks)
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
-        """Adds a micro-batch's share of the mean gradient; the result has no norms."""
+        """Add a micro-batch's share of the mean gradient; the result has no norms."""
         device = pytree.tree_leaves(batch)[0].device
         with autocast(device, self._autocast_dtype):
             losses = self._losses_of(self._model, batch)
@@ -135,7 +135,7 @@ class OrdinaryEngine:
         return MicroBatchResult(losses=losses.detach(), norms=None)
 
     def finish_step(self) -> None:
-        """Ends a step: adds up the ranks' gradients, and takes the loss scale out."""
+        """End a step: adds up the ranks' gradients, and take the loss scale out."""
         self.steps_taken += 1
         add_up(self._model, self._ranks, self._shards)
         if self._loss_scale != 1:
@@ -200,7 +200,7 @@ class ClippedEngine:
         return EngineState(generators=self._randomness.state(self.steps_taken))
 
     def draw(self, num_units: int) -> list[int]:
-        """Starts a step: returns the indices of its batch, which may be empty."""
+        """Start a step: returns the indices of its batch, which may be empty."""
         self._clipper.begin_step(self.steps_taken)
         for parameter in self._model.parameters():
             parameter.grad = None
@@ -210,11 +210,11 @@ class ClippedEngine:
         return broadcast_numbers(self._sampler.draw(num_units, step=self.steps_taken), self._ranks)
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
-        """Adds a micro-batch's clipped sum; see ``PhasedClipper.accumulate``."""
+        """Add a micro-batch's clipped sum; see ``PhasedClipper.accumulate``."""
         return self._clipper.accumulate(batch, rows_per_unit)
 
     def finish_step(self) -> None:
-        """Ends a step: every trainable ``grad`` becomes the sum over the expected batch size."""
+        """End a step: every trainable ``grad`` becomes the sum over the expected batch size."""
         with self._ranks.failing_together():
             self._clipper.end_step()
         if self._shards is None:  # An empty draw is a step, too, whose gradient is zero.
@@ -235,7 +235,7 @@ class ClippedEngine:
 
 
 def add_up(model: nn.Module, ranks: Ranks, shards: ShardedModel | None) -> None:
-    """Makes each gradient the sum of all ranks', where one of them has any."""
+    """Make each gradient the sum of all ranks', where one of them has any."""
     if shards is not None:
         shards.reduce_sums(STRETCH, lambda parts: None)
         return
@@ -250,7 +250,7 @@ def add_up(model: nn.Module, ranks: Ranks, shards: ShardedModel | None) -> None:
 
 
 def _written_state(state: Tensor) -> str:
-    """Returns a generator's state, a byte tensor, in hexadecimal."""
+    """Return a generator's state, a byte tensor, in hexadecimal."""
     return state.cpu().numpy().tobytes().hex()
 
 

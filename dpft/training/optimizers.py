@@ -51,10 +51,10 @@ class OptimizerConfig(Section, ABC):
     def make(
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
     ) -> "Optimizer":
-        """Returns the optimizer over ``parameters``."""
+        """Return the optimizer over ``parameters``."""
 
     def state_numbers(self, shape: Sequence[int]) -> int:
-        """Returns how many numbers are kept for a parameter: two moments of each of its own."""
+        """Return how many numbers are kept for a parameter: two moments of each of its own."""
         return 2 * prod(shape)
 
 
@@ -65,7 +65,7 @@ OPTIMIZERS: Registry[type[OptimizerConfig]] = Registry(
 
 
 def check_works_on_shards(config: OptimizerConfig) -> None:
-    """Refuses an optimizer that reads more of a parameter than the shard that lies here.
+    """Reject an optimizer that reads more of a parameter than the shard that lies here.
 
     Raises:
         InputError: It reads whole matrices, as Adafactor does for sums over rows and columns.
@@ -102,7 +102,7 @@ class AdamW(OptimizerConfig):
     def make(
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
     ) -> "Optimizer":
-        """Returns ``torch.optim.AdamW``."""
+        """Return ``torch.optim.AdamW``."""
         from torch.optim import AdamW as TorchAdamW
 
         return TorchAdamW(parameters, **self._arguments(learning_rate, weight_decay))
@@ -125,7 +125,7 @@ class Adam(AdamW):
     def make(
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
     ) -> "Optimizer":
-        """Returns ``torch.optim.Adam``."""
+        """Return ``torch.optim.Adam``."""
         from torch.optim import Adam as TorchAdam
 
         return TorchAdam(parameters, **self._arguments(learning_rate, weight_decay))
@@ -165,7 +165,7 @@ class Adafactor(OptimizerConfig):
     def make(
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
     ) -> "Optimizer":
-        """Returns transformers' Adafactor, which factors what T5X does; weight decay is apart."""
+        """Return transformers' Adafactor, which factors what T5X does; weight decay is apart."""
         from dpft.training.adafactor import T5Adafactor
 
         return T5Adafactor(
@@ -182,7 +182,7 @@ class Adafactor(OptimizerConfig):
         )
 
     def state_numbers(self, shape: Sequence[int]) -> int:
-        """Returns how many numbers are kept for a parameter: of a large matrix rows and columns."""
+        """Return how many numbers are kept for a parameter: of a large matrix rows and columns."""
         from dpft.training.adafactor import is_factored
 
         if not is_factored(shape, self.min_dim_size_to_factor):
@@ -217,7 +217,7 @@ class SGD(OptimizerConfig):
     def make(
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
     ) -> "Optimizer":
-        """Returns ``torch.optim.SGD``; weight decay is a part of the gradient."""
+        """Return ``torch.optim.SGD``; weight decay is a part of the gradient."""
         from torch.optim import SGD as TorchSGD
 
         return TorchSGD(
@@ -229,7 +229,7 @@ class SGD(OptimizerConfig):
         )
 
     def state_numbers(self, shape: Sequence[int]) -> int:
-        """Returns how many numbers are kept for a parameter: the momentum, where there is one."""
+        """Return how many numbers are kept for a parameter: the momentum, where there is one."""
         return prod(shape) if self.momentum else 0
 
 
@@ -283,7 +283,7 @@ def make_scheduler(
     steps: int,
     factor: Callable[[int], float] | None = None,
 ) -> "LambdaLR":
-    """Returns the learning-rate schedule over ``steps`` steps.
+    """Return the learning-rate schedule over ``steps`` steps.
 
     Args:
         optimizer: Whose learning rate it sets.
@@ -312,7 +312,7 @@ def make_scheduler(
 
 
 def schedule_factors(config: SchedulerConfig, steps: int) -> list[float]:
-    """Returns what the learning rate is multiplied by at each of ``steps`` steps."""
+    """Return what the learning rate is multiplied by at each of ``steps`` steps."""
     from torch import nn, zeros
     from torch.optim import SGD as TorchSGD
 
@@ -322,7 +322,7 @@ def schedule_factors(config: SchedulerConfig, steps: int) -> list[float]:
 
 
 def rsqrt(step: int, warmup: int) -> float:
-    """Returns T5's schedule, min(1, sqrt(warmup / step)) (Raffel et al. 2020, section 3.1.2).
+    """Return T5's schedule, min(1, sqrt(warmup / step)) (Raffel et al. 2020, section 3.1.2).
 
     >>> rsqrt(1, 100), rsqrt(100, 100), rsqrt(400, 100)
     (1.0, 1.0, 0.5)
@@ -335,7 +335,7 @@ def rsqrt(step: int, warmup: int) -> float:
 
 
 def learning_rate_of(training_state: "TrainingState", step: int) -> float:
-    """Returns the learning rate that step ``step`` (counted from 1) was taken with."""
+    """Return the learning rate that step ``step`` (counted from 1) was taken with."""
     scheduler = training_state.scheduler
     return float(scheduler.base_lrs[0] * scheduler.lr_lambdas[0](step - 1))
 
@@ -343,7 +343,7 @@ def learning_rate_of(training_state: "TrainingState", step: int) -> float:
 def learning_rate_factor(
     phases: Sequence[MethodPhase], learning_rate: float
 ) -> Callable[[int], float] | None:
-    """Returns what multiplies ``learning_rate`` at each step (counted from 0); None: nothing does.
+    """Return what multiplies ``learning_rate`` at each step (counted from 0); None: nothing does.
 
     Raises:
         InputError: A phase has a rate of its own and ``learning_rate`` is 0.

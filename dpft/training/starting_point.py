@@ -136,8 +136,8 @@ def open_ledger(
         last = last_step_within_budget(plan, done, ledger.streams_before(stream), position - stream)
     if not replays:
         logger.warning(
-            "steps from %d on are taken with new noise: %d steps are in the ledger already,"
-            " and the run ends with step %d of %d",
+            "new noise from step %d on. The ledger already contains %d steps, so the run ends with"
+            " step %d of %d.",
             done + 1, position, last, plan.steps,
         )  # fmt: skip
     return journal, Start(

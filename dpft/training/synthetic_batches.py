@@ -24,7 +24,7 @@ that sorts its rows by length would leave sorted rows in their places."""
 def synthetic_batch(
     model: nn.Module, count: int, longest: int, *, layout: Layout = CAUSAL_TEXT, ragged: bool = True
 ) -> Batch:
-    """Returns a batch of synthetic records on the model's device.
+    """Return a batch of synthetic records on the model's device.
 
     Args:
         model: The model, whose vocabulary the records have.
@@ -53,7 +53,7 @@ class SelfCheckBatches:
 def self_check_batches(
     model: nn.Module, *, max_length: int, layout: Layout = CAUSAL_TEXT, has_units: bool = False
 ) -> SelfCheckBatches:
-    """Returns ragged batches of two padded lengths, on the model's device.
+    """Return ragged batches of two padded lengths, on the model's device.
 
     There is one batch if the layout cannot pad to a second length: of images, for example.
 

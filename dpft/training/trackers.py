@@ -33,7 +33,7 @@ class Tracker(Protocol):
     """An open tracker; any of its methods may fail, and then it is left alone."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds a point to curves.
+        """Add a point to curves.
 
         Args:
             step: Steps taken; above that of the last point.
@@ -41,10 +41,10 @@ class Tracker(Protocol):
         """
 
     def conclude(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds what is known once training has ended; arguments as of ``write``."""
+        """Add what is known once training has ended; arguments as of ``write``."""
 
     def close(self, *, failed: bool) -> None:
-        """Ends the session, after which the run may go on in another one."""
+        """End the session, after which the run may go on in another one."""
 
 
 class TrackingConfig(Section, ABC):
@@ -74,7 +74,7 @@ class TrackerConfig(TrackingConfig):
 
     @abstractmethod
     def check(self) -> None:
-        """Refuses a tracker that cannot be opened here, before anything is read or written.
+        """Reject a tracker that cannot be opened here, before anything is read or written.
 
         Raises:
             InputError: A package is missing, or who is to track is not known.
@@ -82,7 +82,7 @@ class TrackerConfig(TrackingConfig):
 
     @abstractmethod
     def open(self, folder: Path, public: Mapping[str, Any]) -> Tracker:
-        """Returns the tracker, ready to be written to.
+        """Return the tracker, ready to be written to.
 
         Args:
             folder: The tracker's own folder in the run's; it exists, and is empty unless an earlier
@@ -95,7 +95,7 @@ class TrackerConfig(TrackingConfig):
 
 
 def require_package(module: str, tracking: str) -> None:
-    """Refuses a tracker whose package is not installed.
+    """Reject a tracker whose package is not installed.
 
     Args:
         module: Imported here: one that is installed but broken counts as missing.
@@ -127,7 +127,7 @@ class TensorBoard(TrackerConfig):
         require_package("tensorboard", self.name)
 
     def open(self, folder: Path, public: Mapping[str, Any]) -> "EventFile":
-        """Returns a new event file; TensorBoard reads all those of a folder as one run.
+        """Return a new event file; TensorBoard reads all those of a folder as one run.
 
         That of a session that goes on is begun with its first point: when the session began, near
         which its first steps were taken, is not told (docs/dev/design.md, rule 7).
@@ -143,7 +143,7 @@ class EventFile:
     """One session's events."""
 
     def __init__(self, folder: Path) -> None:
-        """Writes to a new file in ``folder``, which exists."""
+        """Write to a new file in ``folder``, which exists."""
         self._folder = folder
         self._file: RecordWriter | None = None
 
@@ -176,7 +176,7 @@ class EventFile:
         self.write(step, values)
 
     def write_text(self, tag: str, content: str) -> None:
-        """Adds a text, shown as it is."""
+        """Add a text, shown as it is."""
         from tensorboard.compat.proto.event_pb2 import Event
         from torch.utils.tensorboard.summary import text
 
@@ -227,7 +227,7 @@ class WeightsAndBiases(TrackerConfig):
                 )
 
     def open(self, folder: Path, public: Mapping[str, Any]) -> "WandbRun":
-        """Returns the run at wandb, or with its id the one that an earlier session began."""
+        """Return the run at wandb, or with its id the one that an earlier session began."""
         with _no_reports():
             import wandb
 
@@ -284,7 +284,7 @@ class WandbRun:
     """An open run at wandb."""
 
     def __init__(self, run: "wandb.Run") -> None:
-        """Writes to ``run``."""
+        """Write to ``run``."""
         self._run = run
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -319,7 +319,7 @@ def _is_logged_in() -> bool:
 
 @contextmanager
 def _no_reports() -> Iterator[None]:
-    """Keeps wandb from reporting its own errors to its makers; it asks the environment once."""
+    """Keep wandb from reporting its own errors to its makers; it asks the environment once."""
     name = "WANDB_ERROR_REPORTING"
     before = os.environ.get(name)
     os.environ[name] = "false"

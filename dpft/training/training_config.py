@@ -36,14 +36,14 @@ def autocast_dtype(precision: str) -> "torch.dtype | None":
 
 
 def autocast(precision: str, device: "torch.device") -> AbstractContextManager[object]:
-    """Returns the context to compute losses in; leave it before the backward pass."""
+    """Return the context to compute losses in; leave it before the backward pass."""
     from dpft import devices
 
     return devices.autocast(device, autocast_dtype(precision))
 
 
 def warn_if_slow(precision: str, device: "torch.device") -> None:
-    """Warns of float16 on a CPU, which is for tests."""
+    """Warn of float16 on a CPU, which is for tests."""
     if precision == "fp16" and device.type == "cpu":
         logger.warning(
             "train.precision=fp16 is some 40 times slower than fp32 on a CPU; "
@@ -80,7 +80,7 @@ class DeviceConfig(Section):
     """CPU threads; null leaves torch's choice."""
 
     def prepare(self) -> "torch.device":
-        """Sets the number of threads and returns the device to compute on.
+        """Set the number of threads and return the device to compute on.
 
         Raises:
             InputError: A kind of accelerator is asked for and there is none.
@@ -161,7 +161,7 @@ class TrainingConfig(DeviceConfig):
             )
 
     def for_own_data(self, num_examples: int, *, method: str, is_user_data: bool) -> Self:
-        """Returns it with the values that null stands for, chosen by a public number of examples.
+        """Return it with the values that null stands for, chosen by a public number of examples.
 
         Args:
             num_examples: The number that counts as public.
@@ -196,7 +196,7 @@ class TrainingConfig(DeviceConfig):
         return self.micro_batch_size
 
     def bucket(self, device: "torch.device") -> int:
-        """Returns what the lengths of micro-batches are multiples of on a device."""
+        """Return what the lengths of micro-batches are multiples of on a device."""
         if self.pad_to_multiple_of is not None:
             return self.pad_to_multiple_of
         if device.type == "cpu":
@@ -214,7 +214,7 @@ class TrainingConfig(DeviceConfig):
         return autocast_dtype(self.precision)
 
     def batch_size(self, num_examples: int, *, of: str = "examples") -> int:
-        """Returns the expected batch size for a public number of examples.
+        """Return the expected batch size for a public number of examples.
 
         Where none is configured it is the published 1024 (Li et al. 2022, Appendix H), or less for
         few examples: at a sample rate of at most a quarter subsampling still lowers epsilon, and an
@@ -240,7 +240,7 @@ class TrainingConfig(DeviceConfig):
         return self.expected_batch_size
 
     def planned_steps(self, num_examples: int, *, of: str = "examples") -> int:
-        """Returns the number of steps for a public number of examples."""
+        """Return the number of steps for a public number of examples."""
         batch_size = self.batch_size(num_examples, of=of)
         if self.steps is not None:
             return self.steps
@@ -251,7 +251,7 @@ class TrainingConfig(DeviceConfig):
 
 
 def default_batch_size(num_examples: int) -> int:
-    """Returns the expected batch size where none is configured: 1024, or a quarter if that is less.
+    """Return the expected batch size where none is configured: 1024, or a quarter if that is less.
 
     >>> [default_batch_size(number) for number in (42_061, 365, 3)]
     [1024, 91, 1]

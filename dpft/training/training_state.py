@@ -62,12 +62,12 @@ class TrainingState:
 
 
 def optimized_parameters(training_state: TrainingState) -> list[nn.Parameter]:
-    """Returns what the optimizer moves, in whichever phase."""
+    """Return what the optimizer moves, in whichever phase."""
     return [p for group in training_state.optimizer.param_groups for p in group["params"]]
 
 
 def moved_while_frozen(training_state: TrainingState) -> frozenset[str]:
-    """Returns the names of what the optimizer moves though it takes no gradient of its own.
+    """Return the names of what the optimizer moves though it takes no gradient of its own.
 
     Asked at the first step: what trains in a phase and is frozen in the next is none of it.
     """
@@ -77,7 +77,7 @@ def moved_while_frozen(training_state: TrainingState) -> frozenset[str]:
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
-    """Returns parameters, a tied one once, and persistent buffers, by name."""
+    """Return parameters, a tied one once, and persistent buffers, by name."""
     persistent = model.state_dict(keep_vars=True)
     buffers = {name: b for name, b in model.named_buffers() if name in persistent}
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -85,7 +85,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def optimizer_state(training_state: TrainingState) -> dict[str, Tensor]:
-    """Returns the optimizer's tensors as ``<parameter name>/<key>``."""
+    """Return the optimizer's tensors as ``<parameter name>/<key>``."""
     names: dict[Tensor, str] = {
         parameter: name for name, parameter in training_state.model.named_parameters()
     }
@@ -97,7 +97,7 @@ def optimizer_state(training_state: TrainingState) -> dict[str, Tensor]:
 
 
 def restore_optimizer(training_state: TrainingState, tensors: Mapping[str, Tensor]) -> None:
-    """Gives the optimizer what ``optimizer_state`` returned, and nothing else."""
+    """Give the optimizer what ``optimizer_state`` returned, and nothing else."""
     named = dict(training_state.model.named_parameters())
     training_state.optimizer.state.clear()
     for label, tensor in tensors.items():
@@ -108,7 +108,7 @@ def restore_optimizer(training_state: TrainingState, tensors: Mapping[str, Tenso
 
 
 def restore_scheduler(training_state: TrainingState, step: int) -> None:
-    """Puts the schedule, and the optimizer's learning rates, to after ``step`` steps."""
+    """Put the schedule, and the optimizer's learning rates, to after ``step`` steps."""
     scheduler, groups = training_state.scheduler, training_state.optimizer.param_groups
     scheduler.last_epoch = step
     for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
@@ -116,7 +116,7 @@ def restore_scheduler(training_state: TrainingState, step: int) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors to disk, mode 0600, and waits until they are there.
+    """Write tensors to disk, mode 0600, and wait until they are there.
 
     Raises:
         RunError: The disk is full, or the folder may not be written to.
@@ -135,7 +135,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def checksum(path: Path) -> str:
-    """Returns the SHA-256 of a file's content, in hex."""
+    """Return the SHA-256 of a file's content, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -152,7 +152,7 @@ class TensorFiles:
     """The tensors of some files, each opened as long as the block lasts and read where asked."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        """Names the files, in the order of their rows."""
+        """Name the files, in the order of their rows."""
         self._paths = list(paths)
         self._opened = ExitStack()
         self._stretches: dict[str, list[_FileSlice]] = {}
@@ -179,7 +179,7 @@ class TensorFiles:
         }
 
     def read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
-        """Returns rows of a tensor, from one and up to another; None: all of it.
+        """Return rows of a tensor, from one and up to another; None: all of it.
 
         No more than these rows are read from disk.
         """
@@ -201,7 +201,7 @@ class TensorFiles:
 def write_tensors(
     folder: Path, training_state: TrainingState, shards: ShardedModel | None
 ) -> dict[str, str]:
-    """Writes weights and moments to a checkpoint's folder; returns each file's checksum.
+    """Write weights and moments to a checkpoint's folder; return each file's checksum.
 
     Every rank of a model in shards calls it, and learns all checksums. The folder is empty, and the
     same on every rank.
@@ -222,7 +222,7 @@ def write_tensors(
 
 
 def write_history(folder: Path, history: Mapping[str, Tensor], ranks: Ranks) -> dict[str, str]:
-    """Writes each rank's noise that later noise hangs together with; returns each file's checksum.
+    """Write each rank's noise that later noise hangs together with; return each file's checksum.
 
     Every rank calls it. One that has none writes no file.
 
@@ -242,7 +242,7 @@ def write_history(folder: Path, history: Mapping[str, Tensor], ranks: Ranks) -> 
 
 
 def _of_everyone(checksums: Mapping[str, str], ranks: Ranks) -> dict[str, str]:
-    """Returns the checksums of the files that all ranks have written."""
+    """Return the checksums of the files that all ranks have written."""
     everyones = [json.loads(answer) for answer in ranks.everyones(json.dumps(checksums).encode())]
     return {
         name: written for rank_checksums in everyones for name, written in rank_checksums.items()
@@ -250,7 +250,7 @@ def _of_everyone(checksums: Mapping[str, str], ranks: Ranks) -> dict[str, str]:
 
 
 def restore_tensors(path: Path, training_state: TrainingState, shards: int) -> None:
-    """Puts a rank's part of weights and moments back to those of a checkpoint.
+    """Put a rank's part of weights and moments back to those of a checkpoint.
 
     Raises:
         StateError: It is of another model.
@@ -270,7 +270,7 @@ def restore_tensors(path: Path, training_state: TrainingState, shards: int) -> N
 
 
 def check_reachable(folder: Path, ranks: Ranks) -> None:
-    """Refuses a checkpoint's folder that is on another machine's disk.
+    """Reject a checkpoint's folder that is on another machine's disk.
 
     Raises:
         RunError: It is not there for this rank.
@@ -286,7 +286,7 @@ def check_reachable(folder: Path, ranks: Ranks) -> None:
 def _write_own(
     folder: Path, training_state: TrainingState, place: int, shards: int
 ) -> dict[str, str]:
-    """Writes the files of one shard; returns their checksums."""
+    """Write the files of one shard; return their checksums."""
     written = {}
     tensors = {
         WEIGHTS: model_state(training_state.model),
@@ -303,7 +303,7 @@ def _write_own(
 
 
 def _own_moments(moments: TensorFiles, training_state: TrainingState) -> dict[str, Tensor] | None:
-    """Returns this rank's part of the optimizer's tensors, by ``<parameter name>/<key>``.
+    """Return this rank's part of the optimizer's tensors, by ``<parameter name>/<key>``.
 
     One of its parameter's shape is cut as the parameter is; any other is whole on every rank, and
     of a parameter that is cut it is one number. None: they are of another model.

@@ -37,7 +37,7 @@ def train(workspace: Workspace, to: str, *words: str) -> None:
 def trained_texts(
     tmp_path_factory: pytest.TempPathFactory, lasting_answers: dict[Any, Any]
 ) -> Workspace:
-    """Runs ``pairs`` (splits of their own), ``held`` (one file) and ``owners`` (by unit)."""
+    """Run ``pairs`` (splits of their own), ``held`` (one file) and ``owners`` (by unit)."""
     workspace = make_workspace(tmp_path_factory.mktemp("texts"))
     lines = "".join(json.dumps(row) + "\n" for row in moods())
     (workspace.root / "moods.jsonl").write_text(lines)

@@ -14,7 +14,7 @@ the quantile of 99.5 % of the binomial of chance 5 %."""
 
 
 def randomized_response(eps: float, canaries: int, rng: np.random.Generator):
-    """Returns scores and coins; a score's sign is the coin, told truly in e^eps of e^eps + 1 cases.
+    """Return scores and coins; a score's sign is the coin, told truly in e^eps of e^eps + 1 cases.
 
     Its size is noise, so that no two scores are equal.
     """
@@ -25,18 +25,18 @@ def randomized_response(eps: float, canaries: int, rng: np.random.Generator):
 
 
 def gaussian(mu: float, canaries: int, rng: np.random.Generator):
-    """Returns scores and coins of canaries in directions of their own, each mu-Gaussian-DP."""
+    """Return scores and coins of canaries in directions of their own, each mu-Gaussian-DP."""
     included = rng.random(canaries) < 0.5
     return rng.normal(size=canaries) + mu * included, included
 
 
 def common_chance(share: float, eps: float, canaries: int, rng: np.random.Generator):
-    """Returns those of randomized response in a share of the runs, of noise in the others."""
+    """Return those of randomized response in a share of the runs, of noise in the others."""
     return randomized_response(eps if rng.random() < share else 0.0, canaries, rng)
 
 
 def runs(mechanism, *values, count: int = RUNS, seed: int = 22) -> Iterator:
-    """Yields the scores and coins of runs of a mechanism."""
+    """Yield the scores and coins of runs of a mechanism."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         yield mechanism(*values, rng)

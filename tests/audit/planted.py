@@ -86,7 +86,7 @@ def rate_doubled() -> Iterator[None]:
 
 @contextmanager
 def noise_repeated() -> Iterator[None]:
-    """Steps 2k and 2k + 1, counted from 0, get the same noise."""
+    """Step 2k and 2k + 1, counted from 0, get the same noise."""
     keys: dict[int, bytes] = {}
 
     class Repeated(noise.BlockNoise):

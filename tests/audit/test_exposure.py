@@ -57,7 +57,7 @@ def test_equal_log_perplexities_share_the_larger_rank():
 
 @cache
 def all_exposures():
-    """Returns the exposure of each of 4,096 suffixes, one of which a canary is drawn to be."""
+    """Return the exposure of each of 4,096 suffixes, one of which a canary is drawn to be."""
     candidates = log_perplexities(4096)
     return np.array([exact_exposure(each, candidates) for each in candidates])
 

@@ -110,7 +110,7 @@ def test_the_numbers_of_guesses_are_fixed_from_all_canaries_down(canaries, choic
 
 
 def correct_guesses(scores, included, *, guessed_in, guessed_out):
-    """Returns how many guesses are right: "in" of the highest scores, "out" of the lowest."""
+    """Return how many guesses are right: "in" of the highest scores, "out" of the lowest."""
     right_in, right_out, _ = count_right(scores, included)
     return right_in[guessed_in] + right_out[guessed_out]
 
@@ -192,7 +192,7 @@ def test_reproduces_the_papers_bounds(canaries, guesses, correct, delta, publish
 
 
 def largest_epsilon_lower(canaries, delta, choices=1):
-    """Returns the bound of a guess about each canary, all of them right."""
+    """Return the bound of a guess about each canary, all of them right."""
     return epsilon_lower_bound(
         Outcome(canaries=canaries, guesses=canaries, correct=canaries),
         delta=delta,
@@ -299,7 +299,7 @@ def test_impossible_values_are_rejected(wrong, key):
 
 
 def largest_chance(mu, canaries, guesses, correct):
-    """Returns the largest chance of ``correct`` or more right guesses by linear programming.
+    """Return the largest chance of ``correct`` or more right guesses by linear programming.
 
     Over all distributions of the number of right guesses that satisfy the paper's inequality
     r_i <= 1 - f(h_{i-1}), i >= 1, whose right side is replaced by tangents of it.

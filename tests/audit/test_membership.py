@@ -146,7 +146,7 @@ def test_it_is_the_owners_alone(texts_runs: Workspace) -> None:
 
 
 def found(workspace: Workspace, run: str) -> str:
-    """Returns the page of what the audit found, as text."""
+    """Return the page of what the audit found, as text."""
     return html.unescape((workspace.root / run / "private/audit/membership.html").read_text())
 
 

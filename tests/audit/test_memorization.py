@@ -113,7 +113,7 @@ def test_a_distance_counts_put_in_left_out_and_changed() -> None:
 
 
 def asked(**options: Any) -> dict[str, Any]:
-    """Returns what ``prompted_rows`` is told by an audit of these options."""
+    """Return what ``prompted_rows`` is told by an audit of these options."""
     audit = MemorizationConfig(**options)
     keys = ("hidden", "prefix_tokens", "continuation_tokens")
     return {key: getattr(audit, key) for key in keys}
@@ -426,7 +426,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 def trained(workspace: Workspace, objective: str) -> str:
-    """Returns an objective of ``CORPORA`` once there is a run of it, in a folder of its name."""
+    """Return an objective of ``CORPORA`` once there is a run of it, in a folder of its name."""
     if not (workspace.root / objective / "config.yaml").exists():
         kind, words = CORPORA[objective]
         done = workspace.run(

@@ -30,7 +30,7 @@ RELEASED_PAGE = "audit/synthetic.html"
 
 
 def state(run: Path, file: Path, **changed: Any) -> None:
-    """Writes the statement that ``dpft generate`` writes beside its records."""
+    """Write the statement that ``dpft generate`` writes beside its records."""
     privacy = json.loads((run / "privacy.json").read_text())
     statement = {**stated(privacy, run=run.name), "notes": ["it costs"], **changed}
     write_json(file.with_name(f"{file.stem}.privacy.json"), statement)
@@ -56,14 +56,14 @@ def audited(run: str, file: Path, limit: int = 10_000) -> Finding:
 
 
 def table(finding: Finding, title: str) -> Any:
-    """Returns a table of the record."""
+    """Return a table of the record."""
     record = finding.record
     (found,) = (each for each in record.compared if each.title == title)
     return found
 
 
 def share_test_split() -> None:
-    """Makes the run's test split one that its owner says may be shown, of enough records."""
+    """Make the run's test split one that its owner says may be shown, of enough records."""
     rows = [(f"name[Inn {n}]", f"Inn {n} is an inn of a town.") for n in range(30)]
     write_rows(Path("data/test.jsonl"), rows)
     path = Path("pairs/config.yaml")

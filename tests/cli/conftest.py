@@ -104,7 +104,7 @@ def _shared(shared_accounting: None) -> None:
 
 @pytest.fixture(autouse=True)
 def untouched_logging() -> Iterator[None]:
-    """Keeps the handlers that Hydra's logging configuration installs out of other tests."""
+    """Keep the handlers that Hydra's logging configuration installs out of other tests."""
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     yield

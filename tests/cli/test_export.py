@@ -43,7 +43,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 def trained(workspace: Workspace, name: str) -> str:
-    """Returns a name of ``RUNS`` once there is that run."""
+    """Return a name of ``RUNS`` once there is that run."""
     if not (workspace.root / name).exists():
         outcome = workspace.run("train", *PRIVATE, *RUNS[name], f"hydra.run.dir={name}")
         assert outcome.code == 0, outcome.err
@@ -57,7 +57,7 @@ def in_the_workspace(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def export(workspace: Workspace, *arguments: str) -> Path:
-    """Runs the command, which must succeed and write nothing but its folder; returns that."""
+    """Run the command, which must succeed and write nothing but its folder; return that."""
     outcome = workspace.run("export", *arguments, "base_model=acme/tiny")
     assert outcome.code == 0, outcome.err
     assert outcome.out == ""
@@ -75,7 +75,7 @@ def logits(model: PreTrainedModel) -> Tensor:
 
 
 def run_model(folder: str) -> PreTrainedModel:
-    """Returns a run's model as ``dpft eval`` loads it."""
+    """Return a run's model as ``dpft eval`` loads it."""
     config = saved_run(folder)
     trained_model = trained_model_of_run(Path(folder), config)
     return trained_model.load(trained_model.head(config.task))

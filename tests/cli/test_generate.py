@@ -49,7 +49,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 def generate(workspace: Workspace, *arguments: str, to: str) -> tuple[list[dict], dict]:
-    """Runs the command, which must succeed and write nothing but its two files; returns those."""
+    """Run the command, which must succeed and write nothing but its two files; return those."""
     outcome = workspace.run("generate", *arguments, f"to={to}.jsonl")
     assert outcome.code == 0, outcome.err
     assert outcome.out == ""

@@ -53,7 +53,7 @@ def other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def launch_by(launcher: type[BasicLauncher], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts a launcher in the place of Hydra's own."""
+    """Put a launcher in the place of Hydra's own."""
     known = Plugins.instance().class_name_to_class
     name = f"{BasicLauncher.__module__}.{BasicLauncher.__qualname__}"
     monkeypatch.setitem(known, name, launcher)
@@ -198,7 +198,7 @@ def task(executor: str = "local") -> SubmittedTask:
 
 
 def told(*numbers: int) -> Callable[[], int]:
-    """Returns a job that is sent signals in a step, ends the step and then itself."""
+    """Return a job that is sent signals in a step, ends the step and then itself."""
 
     def job() -> int:
         with termination_requests() as asked:

@@ -21,7 +21,7 @@ PUBLIC_LINES = re.compile(
     r"|INFO: (Clipping engine: book_keeping \(auto\)"
     r"|training: 3 steps; epsilon is the upper bound by rdp"
     r"|evaluating (before|after) fine-tuning|evaluating: \d+0 % of (predictions|likelihoods)"
-    r"|steps 1 to 3: no progress is shown, because durations of fewer than ten steps are private"
+    r"|steps 1 to 3: no progress is shown \(durations of fewer than ten steps are private\)"
     r"|scores and predictions: .*|run: .*)"
 )
 
@@ -66,7 +66,7 @@ def test_a_run_leaves_the_files_of_a_run_folder(folder: Path) -> None:
 
 def test_standard_output_is_left_to_results_and_stderr_to_public_lines(outcome: Outcome) -> None:
     kinds = {line.partition(": ")[0] for line in outcome.out.splitlines()}
-    assert kinds == {"trained", "privacy", "scores", "records", "report", "next"}
+    assert kinds == {"trained", "privacy", "scores", "data", "report", "next"}
     for line in outcome.err.splitlines():
         assert PUBLIC_LINES.fullmatch(line), line
 
@@ -80,7 +80,7 @@ def test_the_results_say_what_the_run_has_come_to_and_a_resumed_run_says_the_sam
     assert results[1].startswith("privacy: epsilon = ")
     assert results[2:] == [
         "scores: e2e, split test: private, in run/private/metrics.json",
-        "records: what was left out, cut and held out is in run/private/data_summary.md (private)",
+        "data: run/private/data_summary.md (private: skipped, cut and held-out records)",
         "report: run/report.md, run/report.html",
         "next: dpft eval run=run",
         "next: dpft generate run=run prompts=FILE",

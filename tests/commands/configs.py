@@ -9,7 +9,7 @@ from tests.models import small
 
 
 def settings(*words: str) -> TrainConfig:
-    """Returns what ``dpft train`` is configured to by some words."""
+    """Return what ``dpft train`` is configured to by some words."""
     command = loaded("train", list(words))
     assert isinstance(command, TrainCommand)
     return command.settings()
@@ -20,14 +20,14 @@ def with_train(config: Any, **train: Any) -> Any:
 
 
 def with_privacy(config: Any, **privacy: Any) -> Any:
-    """Returns a configuration with other keys of its guarantee."""
+    """Return a configuration with other keys of its guarantee."""
     guarantee = config.privacy.guarantee
     assert guarantee is not None
     return config.replace(privacy=guarantee.replace(**privacy))
 
 
 def without_weights(folder: Path) -> Path:
-    """Makes the folder of a model that has its config.json alone."""
+    """Make the folder of a model that has its config.json alone."""
     base = Path(small.save("gpt2", folder))
     for path in base.iterdir():
         if path.name != "config.json":

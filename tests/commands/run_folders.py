@@ -21,12 +21,12 @@ NOISE = 1.5
 
 
 def mechanism(**changes: Any) -> GaussianStep:
-    """Returns a step of ``make_plan``, as the ledger contains it."""
+    """Return a step of ``make_plan``, as the ledger contains it."""
     return make_plan().entry_at(0).replace(**changes)
 
 
 def make_plan(steps: int = 5, **changes: Any) -> PrivacyPlan:
-    """Returns a plan of some steps."""
+    """Return a plan of some steps."""
     phase = Phase(method="full", steps=steps, max_grad_norm=0.1, sensitivity=0.1)
     values: dict[str, Any] = {
         "noise_multiplier": NOISE, "sample_rate": BATCH / SIZE, "steps": steps,
@@ -46,7 +46,7 @@ def make_run(
     plan: PrivacyPlan | None = None,
     **privacy: Any,
 ) -> Path:
-    """Returns a run's folder with a ledger of these steps; five of ``NOISE`` by default.
+    """Return a run's folder with a ledger of these steps; five of ``NOISE`` by default.
 
     Args:
         folder: To be made.
@@ -86,7 +86,7 @@ def make_run(
 
 
 def write_privacy(folder: Path, plan: PrivacyPlan, **changes: Any) -> None:
-    """Writes privacy.json of a closed ledger and its plan."""
+    """Write privacy.json of a closed ledger and its plan."""
     record = read_ledger(folder / "ledger.jsonl")
     calibration = plan.calibration
     epsilon = 1.0 if calibration is None else calibration.epsilon
@@ -120,6 +120,6 @@ def edit(folder: Path, **changes: Any) -> None:
 
 
 def tear(folder: Path) -> None:
-    """Adds the beginning of a line, as a kill in the middle of a write does."""
+    """Add the beginning of a line, as a kill in the middle of a write does."""
     with (folder / "ledger.jsonl").open("a") as file:
         file.write('{"mechanism": {"name": "poisson_sam')

@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lines(folder: Path) -> dict[str, list[str]]:
-    """Returns the lines by their first words."""
+    """Return the lines by their first words."""
     found: dict[str, list[str]] = {}
     for line in ending_lines(folder, E2E):
         kind, _, text = line.partition(": ")
@@ -128,7 +128,7 @@ def ending_shown(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> list[str]:
-    """Returns the lines that are shown on a wide terminal, or in a pipe."""
+    """Return the lines that are shown on a wide terminal, or in a pipe."""
     monkeypatch.setenv("COLUMNS", "500")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
     show_ending(folder, E2E)

@@ -142,7 +142,7 @@ def test_a_model_in_a_folder_is_written_down_by_its_last_name_and_type(tmp_path:
 
 
 def command(**given: Any) -> TrainCommand:
-    """Returns the demo's command."""
+    """Return the demo's command."""
     return loaded("train", ["experiment=demo", "privacy.eps=3"]).replace(**given)
 
 

@@ -37,7 +37,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def put(
     target: GeneratedFiles, task: Any = WHOLE, written: GeneratedTexts = WRITTEN, **given: Any
 ) -> dict:
-    """Writes two texts, and returns what the statement says."""
+    """Write two texts, and return what the statement says."""
     asked = {"num": None if "prompts" in given else 2, "run": "outputs/a/b", **given}
     config = GenerateConfig(task=task, decode=DecodeConfig(strategy="nucleus"), **asked)
     prompts = [({}, WHOLE.prompt({}))] * 2

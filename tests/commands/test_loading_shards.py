@@ -93,14 +93,14 @@ def test_checkpoints_of_one_shape_are_told_apart_by_the_same_rows(tmp_path: Path
 def write_checkpoint(
     folder: Path, kind: str, precision: torch.dtype, *, max_shard_size: int = 10**9, seed: int = 0
 ) -> None:
-    """Saves a small model, from which a classifier has no head."""
+    """Save a small model, from which a classifier has no head."""
     torch.manual_seed(seed)
     model = MODELS["roberta" if kind == "classifier" else kind].build()
     model.to(precision).save_pretrained(folder, max_shard_size=max_shard_size)
 
 
 def asked(folder: str, kind: str, method: str) -> tuple[Any, Any, Head]:
-    """Returns as much of a run's configuration as its model needs, and what model it is."""
+    """Return as much of a run's configuration as its model needs, and what model it is."""
     config = SimpleNamespace(
         method=METHODS.named(method)(name=method, **RECIPES[method]),
         task=SimpleNamespace(special_tokens=()),
@@ -112,7 +112,7 @@ def asked(folder: str, kind: str, method: str) -> tuple[Any, Any, Head]:
 
 
 def read_and_compare(ranks: Ranks, folder: str, kind: str, method: str) -> tuple[bool, list[str]]:
-    """Returns whether the model was read in shards, and the names of what differs."""
+    """Return whether the model was read in shards, and the names of what differs."""
     config, architecture, head = asked(folder, kind, method)
     expected, expected_new = prepare_model(config, architecture, head)
     model, new, rows = prepare_in_shards(config, architecture, head)
@@ -132,7 +132,7 @@ def read_and_compare(ranks: Ranks, folder: str, kind: str, method: str) -> tuple
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Returns everything that a model holds, what is tied more than once."""
+    """Return everything that a model holds, what is tied more than once."""
     return {**dict(model.named_buffers()), **model.state_dict()}
 
 

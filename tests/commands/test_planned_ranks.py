@@ -150,7 +150,7 @@ def resolved(config: TrainConfig, device: torch.device = CPU) -> int:
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets the memory beyond a process's own, in bytes."""
+    """Set the memory beyond a process's own, in bytes."""
     monkeypatch.setattr(rank_memory, "NOISE_BLOCK", 0)
 
     def set_to(beyond: int) -> None:
@@ -194,7 +194,7 @@ def test_auto_follows_memory_and_the_length_of_records(
     with caplog.at_level(logging.INFO):
         size = resolved(auto)
     assert 1 < size < 1000
-    assert f"train.micro_batch_size={size}: records of task.max_length=16" in caplog.text
+    assert f"train.micro_batch_size: {size} records of task.max_length=16" in caplog.text
     shorter = auto.replace(task=auto.task.replace(max_length=9))
     assert size < resolved(shorter) < 2.2 * size
     room(2**24)

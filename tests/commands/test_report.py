@@ -17,7 +17,7 @@ from tests.stories.tiny import Workspace
 
 
 def finished(folder: Path, *, bleu: float = 60.0, seed: int = 0, **section: object) -> Path:
-    """Makes a run with a ledger of five steps and a public score."""
+    """Make a run with a ledger of five steps and a public score."""
     make_run(folder, **section)
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["train"]["seed"] = seed

@@ -77,7 +77,7 @@ def test_a_transferred_sample_rate_sets_the_batch_size_for_this_tasks_size(caplo
     with caplog.at_level("INFO"):
         transferred = with_batch_size(config, never)
     assert transferred.train.expected_batch_size == round(1024 / 67349 * 363846) == 5532
-    assert "train.expected_batch_size=5532: the sample rate of sst2" in caplog.text
+    assert "train.expected_batch_size: 5532 (the sample rate of sst2)" in caplog.text
     # Written to config.yaml so, it is not transferred a second time.
     assert transferred.train.transfer_sample_rate_from is None
     assert with_batch_size(transferred, never) is transferred
@@ -103,8 +103,8 @@ def test_few_units_of_ones_own_get_a_batch_of_half_of_them_and_a_word_of_all_tha
         fitted = with_batch_size(loaded("train", [*OWN, *UNITS]), lambda: 365).train
     assert (fitted.expected_batch_size, fitted.epochs, fitted.learning_rate) == (182, 10, 2e-3)
     assert caplog.messages == [
-        "train.expected_batch_size=182, train.epochs=10, train.learning_rate=0.002: chosen for 365"
-        " values of customer_id and method=full, since none is given"
+        "defaults for 365 values of customer_id and method=full: train.expected_batch_size=182,"
+        " train.epochs=10, train.learning_rate=0.002"
     ]
 
 
@@ -135,8 +135,7 @@ def test_an_explicit_key_wins_over_what_would_be_chosen(caplog) -> None:
         steps = loaded("train", [*OWN, "train.steps=7", "train.learning_rate=4e-3"])
         assert with_batch_size(steps, lambda: 600).train.planned_steps(600) == 7
     assert caplog.messages == [
-        "train.expected_batch_size=300: chosen for 600 examples and method=full, since none is"
-        " given"
+        "defaults for 600 examples and method=full: train.expected_batch_size=300"
     ]
 
 
@@ -147,8 +146,7 @@ def test_a_published_task_keeps_its_recipe_wherever_its_files_lie(caplog) -> Non
         fitted = with_batch_size(loaded("train", words), lambda: 600).train
     assert (fitted.expected_batch_size, fitted.epochs, fitted.learning_rate) == (150, 10, 2e-3)
     assert caplog.messages == [
-        "train.expected_batch_size=150: chosen for 600 examples and method=lora, since none is"
-        " given"
+        "defaults for 600 examples and method=lora: train.expected_batch_size=150"
     ]
 
 

@@ -127,7 +127,7 @@ def test_without_privacy_there_is_no_epsilon(workspace: Workspace) -> None:
 
 @pytest.fixture
 def take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[int, list[int]]]:
-    """Takes steps with a model that is worth the number of times it was scored.
+    """Take steps with a model that is worth the number of times it was scored.
 
     Returns at which of them scores appeared, and the steps that had any then.
     """

@@ -54,7 +54,7 @@ def changed(config: TrainConfig, **evaluation: Any) -> TrainConfig:
 
 
 def sides(data: TrainingData, division: Division) -> tuple[set[str], set[str]]:
-    """Returns the prompts that are trained on, and those that are scored."""
+    """Return the prompts that are trained on, and those that are scored."""
     kept = {data.examples[at].prompt for at in division.kept}
     return kept, {example.prompt for example in division.scored[HELD_OUT]}
 
@@ -124,7 +124,7 @@ def test_one_file_as_a_whole_is_trained_on_and_that_nothing_is_scored_is_said(
     whole = changed(config, held_out=None)
     division = divide(whole, load_training_data(whole))
     assert (len(division.kept), division.scored) == (40, {})
-    assert "not evaluated: the data are a training split alone" in caplog.text
+    assert "no evaluation: the data are a training split alone" in caplog.text
     (entry,) = not_evaluated(whole)
     assert (entry.metrics, entry.examples, entry.stage) == ({}, 0, "after")
     assert entry.not_computed.keys() == set(config.task.metrics)

@@ -282,9 +282,7 @@ def test_a_length_that_nobody_gave_is_the_models_less_what_the_method_takes(capl
     with caplog.at_level("INFO"):
         fitted = fitted_to(config, read_architecture(config.model))
     assert fitted.task.max_length == 256 - 6
-    assert caplog.messages == [
-        "task.max_length=250: the positions that model=tiny has for a text, since none is given"
-    ]
+    assert caplog.messages == ["task.max_length: 250 (default: the longest text of model=tiny)"]
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ class Stopped(Exception):
 
 @pytest.fixture
 def at_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Has the loop call a function, and stop."""
+    """Have the loop call a function, and stop."""
 
     def look(look_at: Callable[..., Any] = lambda *_: None) -> None:
         def stop(*given: Any) -> None:
@@ -37,7 +37,7 @@ def at_loop(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 
 def before(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[..., Any]) -> None:
-    """Has a function of ``dpft.commands.train`` call another one first."""
+    """Have a function of ``dpft.commands.train`` call another one first."""
     function = getattr(train_module, name)
 
     def called(*args: Any, **kwargs: Any) -> Any:

@@ -140,7 +140,7 @@ def canary(learned: str) -> Canary:
 
 
 def config(records_per_unit: int | None) -> Any:
-    """Returns the parts of a run's configuration that a summary reads."""
+    """Return the parts of a run's configuration that a summary reads."""
     guarantee = SimpleNamespace(records_per_unit=records_per_unit)
     task = SimpleNamespace(longest=9, on_invalid="error")
     return cast(Any, SimpleNamespace(privacy=SimpleNamespace(guarantee=guarantee), task=task))

@@ -146,7 +146,7 @@ def test_a_search_that_has_ended_is_left_alone_and_its_folder_is_taken(
 ) -> None:
     again = workspace.run("tune", "resume=run")
     assert (again.code, again.new) == (0, frozenset())
-    assert "nothing is left to do" in again.err
+    assert "is already complete" in again.err
     training = ("train", *SETTING, "privacy.noise_multiplier=1")
     for words in (training, ("tune", *SEARCH)):
         taken = workspace.run(*words, "hydra.run.dir=run")

@@ -10,7 +10,7 @@ LETTERS = [*"abcdefghijklmnopqrstuvwxyz<>|ABC", "\n"]
 
 
 def letter_tokenizer(**special: str) -> PreTrainedTokenizerFast:
-    """Returns a tokenizer with one token per letter and ``<end>`` as end-of-text."""
+    """Return a tokenizer with one token per letter and ``<end>`` as end-of-text."""
     vocabulary = {letter: i for i, letter in enumerate([*LETTERS, "<end>", "<start>"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="z"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -23,6 +23,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def load_with_units(task, split, column):
-    """Returns the records of a split, and the privacy unit of each."""
+    """Return the records of a split, and the privacy unit of each."""
     read = [each for each in read_examples(task, split, column) if each.record is not None]
     return [each.record for each in read], [each.unit for each in read]

@@ -188,7 +188,7 @@ def test_neighbors_in_length_share_a_batch_so_that_little_is_padding():
 
 
 def batched(values: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """Yields the values ``size`` at a time."""
+    """Yield the values ``size`` at a time."""
     return (values[start : start + size] for start in range(0, len(values), size))
 
 

@@ -194,7 +194,7 @@ def test_text_around_an_answer_is_learned_and_removed_from_what_is_generated(
 
 
 def squeezed(text: str) -> str:
-    """Returns a text without blanks, which the tokenizer of this file adds between tokens."""
+    """Return a text without blanks, which the tokenizer of this file adds between tokens."""
     return "".join(text.split())
 
 

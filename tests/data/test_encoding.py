@@ -283,7 +283,7 @@ def test_equal_records_have_equal_fingerprints_under_one_key_only():
 
 
 def number_by_number(rows, units) -> str:
-    """Returns the fingerprint by its definition: of every list its length, then its numbers."""
+    """Return the fingerprint by its definition: of every list its length, then its numbers."""
     digest = hmac.new(KEY, digestmod=hashlib.sha256)
     columns = [
         column

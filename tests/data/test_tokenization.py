@@ -17,7 +17,7 @@ def texts(tokenizer, ids: list[int]) -> str:
 
 
 def one(tokenizer, record: str, target: str, max_length: int) -> tuple[str, str]:
-    """Returns the sequence and the part of it that carries loss, as text."""
+    """Return the sequence and the part of it that carries loss, as text."""
     (tokens,) = tokenize([example(record, target)], tokenizer, max_length=max_length)
     learnt = [label for label in tokens.labels if label != -100]
     assert len(tokens.input_ids) == len(tokens.labels) <= max_length

@@ -34,7 +34,7 @@ TRAIN_ON = (*(word for word in TRAINING if word != "model.path=model"), "model.p
 
 
 def make_runs(root: Path) -> Workspace:
-    """Returns a workspace in which each folder is a run of its name's kind."""
+    """Return a workspace in which each folder is a run of its name's kind."""
     made = make_workspace(root)
     write_rows(made.root / "prompts.jsonl", [("name[Cafe 1], eatType[pub]", "x")])
     notes = [f"{' '.join(WORDS[n % 4 :: 4])} by the river\n" for n in range(LINES)]
@@ -64,7 +64,7 @@ def make_runs(root: Path) -> Workspace:
 
 
 def check(name: str, content: Any) -> None:
-    """Refuses content that is not as its schema has it, in the words of the closest fault."""
+    """Reject content that is not as its schema has it, in the words of the closest fault."""
     fault = best_match(Draft202012Validator(schema(name)).iter_errors(content))
     assert fault is None, f"{name}: {list(fault.absolute_path)}: {fault.message}"
 

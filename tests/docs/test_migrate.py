@@ -47,7 +47,7 @@ def printed(folder: Path, script: str) -> str:
 
 
 def run_script(folder: Path, script: str) -> None:
-    """Runs a script as its reader does, but for what this process has imported already."""
+    """Run a script as its reader does, but for what this process has imported already."""
     os.chdir(folder)
     os.environ.update(environment())
     said = os.open("said", os.O_WRONLY | os.O_CREAT)

@@ -40,7 +40,7 @@ numbers.py
 
 
 def code_of(made: str) -> list[str]:
-    """Returns the code cells of a notebook."""
+    """Return the code cells of a notebook."""
     cells = json.loads(made)["cells"]
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 

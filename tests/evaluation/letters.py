@@ -30,5 +30,5 @@ class LetterTask(TextTask):
 
 
 def example(group, target):
-    """Returns a record: its group with a separator, and the letters to learn."""
+    """Return a record: its group with a separator, and the letters to learn."""
     return Example(prompt=f"{group} :", target=target, group=group, separator=" :")

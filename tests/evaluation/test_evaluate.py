@@ -409,7 +409,7 @@ LIBRARIES = ("rouge_score", "nltk", "pycocoevalcap", "bert_score")
 
 @pytest.fixture
 def without_the_extra(monkeypatch):
-    """Makes the libraries of the extra impossible to import, and Java impossible to find."""
+    """Make the libraries of the extra impossible to import, and Java impossible to find."""
     for name in [name for name in sys.modules if name.partition(".")[0] in LIBRARIES]:
         monkeypatch.delitem(sys.modules, name)
     for library in LIBRARIES:

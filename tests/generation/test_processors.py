@@ -278,7 +278,7 @@ def written(model: nn.Module, prompts=PROMPTS, **settings: object) -> list[list[
 
 @contextmanager
 def tokens_read(layer: nn.Module) -> Iterator[list[int]]:
-    """Counts the tokens, or their states, that each call of the layer is given."""
+    """Count the tokens, or their states, that each call of the layer is given."""
     counts: list[int] = []
     hook = layer.register_forward_pre_hook(
         lambda _, args: counts.append(args[0].shape[0] * args[0].shape[1])

@@ -67,7 +67,7 @@ def crashed(ended: Ended) -> Path:
 
 @pytest.fixture
 def workspace(ended: Ended, crashed: Path, tmp_path: Path) -> Workspace:
-    """Copies of both runs, ``run`` and ``crashed``, which a test may damage."""
+    """Copy of both runs, ``run`` and ``crashed``, which a test may damage."""
     for folder in (ended.folder, crashed, *(ended.workspace.root / n for n in ("model", "data"))):
         shutil.copytree(folder, tmp_path / folder.name)
     return Workspace(tmp_path)

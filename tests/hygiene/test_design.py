@@ -38,7 +38,7 @@ TEXTS = (".py", ".md", ".yaml", ".toml", ".j2", ".cff")
 
 
 def texts_of_the_repository() -> Iterator[tuple[Path, str]]:
-    """Yields the relative path and the content of each text that is ours."""
+    """Yield the relative path and the content of each text that is ours."""
     found = [path for path in ROOT.iterdir() if path.is_file()]
     for folder in ("dpft", "tests", "conf", "benchmarks", "docs", ".ci"):
         found += (ROOT / folder).rglob("*")
@@ -48,7 +48,7 @@ def texts_of_the_repository() -> Iterator[tuple[Path, str]]:
 
 
 def rule(number: int) -> str:
-    """Returns what stands under a rule's heading; empty where there is none."""
+    """Return what stands under a rule's heading; empty where there is none."""
     parts = re.split(r"^## Rule (\d+): .+$", RULES, flags=re.MULTILINE)
     bodies = dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
     return re.split(r"^#", bodies.get(number, ""), flags=re.MULTILINE)[0]
@@ -56,7 +56,7 @@ def rule(number: int) -> str:
 
 @cache
 def functions_of(file: str) -> set[str]:
-    """Returns the functions of a file of tests; none where there is no such file."""
+    """Return the functions of a file of tests; none where there is no such file."""
     path = ROOT / file
     tree = ast.parse(path.read_text(encoding="utf-8") if path.is_file() else "")
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}

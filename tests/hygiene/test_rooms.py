@@ -32,7 +32,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def room_of(module: str) -> str | None:
-    """Returns the room a module of dpft is in; None for what stands outside the rooms."""
+    """Return the room a module of dpft is in; None for what stands outside the rooms."""
     if module.startswith(LEAF):
         return None
     parts = module.split(".")
@@ -40,7 +40,7 @@ def room_of(module: str) -> str | None:
 
 
 def back_edges(room: str, source: str) -> list[str]:
-    """Returns the imports of a source in ``room`` that point up or across."""
+    """Return the imports of a source in ``room`` that point up or across."""
     edges = []
     for module in imported_modules(source):
         target = room_of(module)
@@ -62,7 +62,7 @@ def test_a_module_imports_only_rooms_below_its_own(room: str) -> None:
 
 
 def modules_of_package() -> dict[str, Path]:
-    """Returns every module of the package by its name."""
+    """Return every module of the package by its name."""
     names = {
         ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in FILES
     }
@@ -70,7 +70,7 @@ def modules_of_package() -> dict[str, Path]:
 
 
 def imports_between(sources: Mapping[str, str]) -> dict[str, set[str]]:
-    """Returns the modules that each source imports, of those given, anywhere in it."""
+    """Return the modules that each source imports, of those given, anywhere in it."""
     found = {}
     for name, source in sources.items():
         imported = imported_modules(source)
@@ -82,7 +82,7 @@ def imports_between(sources: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def circles(imports: Mapping[str, set[str]]) -> set[str]:
-    """Returns the modules that import each other in a loop, and those between such loops."""
+    """Return the modules that import each other in a loop, and those between such loops."""
     left = {name: set(targets) for name, targets in imports.items()}
     while True:
         ends = {name for name, targets in left.items() if not targets & left.keys()}
@@ -165,7 +165,7 @@ def test_a_torch_free_room_imports_no_torch(room: str) -> None:
 
 
 def library_files() -> set[Path]:
-    """Returns the clipper's files, those that ``LIBRARY`` imports, and what they import."""
+    """Return the clipper's files, those that ``LIBRARY`` imports, and what they import."""
     modules = modules_of_package()
     found: set[str] = set()
     new = set(LIBRARY)
@@ -178,7 +178,7 @@ def library_files() -> set[Path]:
 
 
 def named_keys(source: str) -> list[str]:
-    """Returns the configuration keys in a source's texts but for its docstrings."""
+    """Return the configuration keys in a source's texts but for its docstrings."""
     tree = ast.parse(source)
     bodies = [node.body for node in ast.walk(tree) if hasattr(node, "body")]
     statements = [each for body in bodies if isinstance(body, list) for each in body]

@@ -88,7 +88,7 @@ def new_of(shape: str) -> frozenset[str]:
 
 
 def shaken(model: hf.PreTrainedModel) -> hf.PreTrainedModel:
-    """Moves what is trainable far from where a method starts it, as training would."""
+    """Move what is trainable far from where a method starts it, as training would."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -134,7 +134,7 @@ def logits(model: nn.Module, kind: Kind | str) -> Tensor:
 
 
 def read_back(method: Method, model: nn.Module, shape: str, folder: Path) -> nn.Module:
-    """Saves a model, and loads it as a user would."""
+    """Save a model, and load it as a user would."""
     method.save(model, folder)
     if method.saves_whole_model:
         return auto_class(shape).from_pretrained(folder).eval()

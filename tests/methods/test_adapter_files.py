@@ -58,7 +58,7 @@ def test_unreadable_files_are_rejected(tmp_path: Path, content: str | None) -> N
 
 
 def saved_adapter(folder: Path, name_or_path: str) -> str:
-    """Returns the base named by a LoRA adapter of a model that came from there."""
+    """Return the base named by a LoRA adapter of a model that came from there."""
     model = fresh("gpt2")
     model.name_or_path = model.config._name_or_path = name_or_path
     method = recipe("lora", targets=("c_attn",))

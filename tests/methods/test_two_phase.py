@@ -84,7 +84,7 @@ def test_a_run_that_ends_before_the_switch_stays_full_and_says_so(steps, caplog)
         phases = two_phase().phases(steps, lambda epochs: 4)
     assert phases == (MethodPhase(method="full", steps=steps),)
     assert [record.message.count("\n") for record in caplog.records] == [0]
-    assert "stays full fine-tuning" in caplog.text
+    assert "all steps are full fine-tuning" in caplog.text
 
 
 def test_what_trains_follows_from_the_step_whatever_trained_before():
@@ -131,7 +131,7 @@ def test_clipped_sums_of_both_phases_are_those_of_examples_executed_separately(s
 
 
 def run_privately(folder: Path, **settings) -> list[dict[str, torch.Tensor]]:
-    """Returns the weights after each of the steps, the last two of them bias-only."""
+    """Return the weights after each of the steps, the last two of them bias-only."""
     method, model = prepared(**settings)
     phases = method.phases(STEPS, lambda epochs: SWITCH)
     own = toy.session(folder, model, checkpoint_every=1, keep=STEPS + 1, weight_decay=0.1)

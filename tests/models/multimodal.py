@@ -154,7 +154,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 
 def config(family: str) -> PretrainedConfig:
-    """Returns the configuration of a tiny model."""
+    """Return the configuration of a tiny model."""
     own = tokenizer()
     end = own.eos_token_id
     ids = {"vocab_size": len(own), "pad_token_id": end, "eos_token_id": end, "bos_token_id": end}
@@ -162,7 +162,7 @@ def config(family: str) -> PretrainedConfig:
 
 
 def model(family: str) -> PreTrainedModel:
-    """Returns a tiny model of the class that multimodal checkpoints are saved from."""
+    """Return a tiny model of the class that multimodal checkpoints are saved from."""
     name = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[family]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -171,7 +171,7 @@ def model(family: str) -> PreTrainedModel:
 
 
 def save(family: str, folder: Path) -> Path:
-    """Saves a tiny model and its tokenizer; returns the folder."""
+    """Save a tiny model and its tokenizer; return the folder."""
     model(family).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder

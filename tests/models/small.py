@@ -105,7 +105,7 @@ LANGUAGE_MODELS = {
 
 
 def shaken(model: PreTrainedModel) -> PreTrainedModel:
-    """Moves every weight far from its symmetric start, as training would; in eval mode."""
+    """Move every weight far from its symmetric start, as training would; in eval mode."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(1)
         for parameter in model.parameters():
@@ -126,7 +126,7 @@ def tokenizer_of(name: str, folder: Path) -> PreTrainedTokenizerBase:
 
 
 def save(name: str, folder: Path) -> Path:
-    """Writes the language model of that name and its tokenizer; returns the folder."""
+    """Write the language model of that name and its tokenizer; return the folder."""
     language_model(name).save_pretrained(folder)
     tokenizer_of(name, folder).save_pretrained(folder)
     return folder

@@ -61,5 +61,8 @@ def test_a_gated_model_is_planned_and_its_training_is_refused(hub: str, tmp_path
     assert "1,236,240,384" in planned.stdout
     refused = dpft("train")
     assert refused.returncode == 2
-    assert "https://huggingface.co/meta-llama/Llama-3.2-1B, then log in. Try: hf auth login" in refused.stderr
+    assert (
+        "https://huggingface.co/meta-llama/Llama-3.2-1B, then log in. Try: hf auth login"
+        in refused.stderr
+    )
     assert "Traceback" not in refused.stderr

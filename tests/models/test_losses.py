@@ -67,7 +67,7 @@ def batch(rows: list[tuple[list[int], int]], length: int = 5) -> Batch:
 
 
 def expected_nll(model: PreTrainedModel, ids: list[int], prompt: int) -> Tensor:
-    """Returns -log p of each target token given all before it, one example and no padding."""
+    """Return -log p of each target token given all before it, one example and no padding."""
     log_probabilities = functional.log_softmax(model(torch.tensor([ids])).logits[0], dim=-1)
     return torch.stack([-log_probabilities[i - 1, ids[i]] for i in range(max(prompt, 1), len(ids))])
 

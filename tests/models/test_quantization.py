@@ -75,7 +75,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:Futu
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Returns a function from a base's name to a folder with it, far from symmetric."""
+    """Return a function from a base's name to a folder with it, far from symmetric."""
     root = tmp_path_factory.mktemp("bases")
 
     def folder(base: str) -> Path:
@@ -97,7 +97,7 @@ def loaded(folder: Path, quantization: str, **settings: Any) -> hf.PreTrainedMod
 
 
 def adapted(base: hf.PreTrainedModel, name: str = "llama", method: str = "lora") -> nn.Module:
-    """Returns the base with adapters whose weights are far from their start."""
+    """Return the base with adapters whose weights are far from their start."""
     targets = TARGETS.get(name, ("q_proj", "v_proj", "down_proj"))
     settings: Any = {"lora": {"rank": 2, "targets": targets}, "adapter": {"bottleneck": 4}}
     settings = settings.get(method, {})

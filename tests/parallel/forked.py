@@ -30,7 +30,7 @@ _ports = count(10_000 + os.getpid() % 100 * 200)
 
 
 def start_server() -> None:
-    """Forks the server, once in a test worker, before any test has run."""
+    """Fork the server, once in a test worker, before any test has run."""
     global _server
     if _server is not None:
         return
@@ -55,7 +55,7 @@ def on_ranks(
     limit: float = LIMIT,
     dying: Collection[int] = (),
 ) -> list[Any]:
-    """Returns what a function returns on each of some ranks, which are new processes.
+    """Return what a function returns on each of some ranks, which are new processes.
 
     Args:
         function: Of a module, called with ``Ranks`` and ``args``, on every rank.
@@ -73,7 +73,7 @@ def on_ranks(
 def in_new_process(
     function: Callable[..., Any], *args: Any, limit: float = LIMIT, dies: bool = False
 ) -> Any:
-    """Returns what a function returns in a new process that knows of no others.
+    """Return what a function returns in a new process that knows of no others.
 
     Args:
         function: Of a module.
@@ -103,7 +103,7 @@ def _asked(
 
 
 def _serve(tests: Connection) -> None:
-    """Runs functions on ranks until the test worker is gone."""
+    """Run functions on ranks until the test worker is gone."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.fsync = lambda _: None  # as in the test worker: what it guards against is a power cut
     silence = os.open(os.devnull, os.O_RDWR)
@@ -128,7 +128,7 @@ def _answers(
     limit: float,
     dying: list[int],
 ) -> bytes:
-    """Returns what each rank answered and what went wrong, pickled; without a size, of no rank."""
+    """Return what each rank answered and what went wrong, pickled; without a size, of no rank."""
     if size is None:
         size, ranks = 1, [_fork(lambda: _tried(lambda: function(*args)))]
     else:
@@ -154,7 +154,7 @@ def _answers(
 
 
 def _answer(pipe: Connection, *, is_dying: bool) -> tuple[Any, str | None]:
-    """Returns what a rank answered, and what was wrong with it."""
+    """Return what a rank answered, and what was wrong with it."""
     try:
         answer, fault = pickle.loads(pipe.recv_bytes())
     except EOFError:
@@ -163,7 +163,7 @@ def _answer(pipe: Connection, *, is_dying: bool) -> tuple[Any, str | None]:
 
 
 def _fork(call: Callable[[], tuple[Any, str | None]]) -> tuple[int, Connection]:
-    """Returns a process that makes a call, and the pipe of its answer."""
+    """Return a process that makes a call, and the pipe of its answer."""
     here, there = Pipe(duplex=False)
     process = os.fork()
     if process == 0:
@@ -180,7 +180,7 @@ def _fork(call: Callable[[], tuple[Any, str | None]]) -> tuple[int, Connection]:
 def _call(
     function: Callable[..., Any], rank: int, size: int, port: int, args: tuple[Any, ...]
 ) -> tuple[Any, str | None]:
-    """Returns a function's answer on a rank, or what it raised."""
+    """Return a function's answer on a rank, or what it raised."""
     place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
     os.environ.update({name: str(number) for name, number in place.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -193,7 +193,7 @@ def _call(
 
 
 def _tried(call: Callable[[], Any]) -> tuple[Any, str | None]:
-    """Returns what a call returns, or what it raised."""
+    """Return what a call returns, or what it raised."""
     try:
         return call(), None
     except BaseException:
@@ -201,7 +201,7 @@ def _tried(call: Callable[[], Any]) -> tuple[Any, str | None]:
 
 
 def _free_port() -> int:
-    """Returns a port that nobody listens at."""
+    """Return a port that nobody listens at."""
     for port in _ports:
         with socket.socket() as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -121,7 +121,7 @@ class Outcome:
 
 
 def take_steps(ranks: Ranks, case: Case) -> Outcome:
-    """Returns what a private engine and this rank's share of the records make of a case."""
+    """Return what a private engine and this rank's share of the records make of a case."""
     method, model = prepared(case)
     shards = None if case.shard_size is None or ranks.size == 1 else sharded(model, case, ranks)
     training_set = replace(records(case), share=RankShare(ranks.rank, ranks.size))
@@ -142,7 +142,7 @@ def take_steps(ranks: Ranks, case: Case) -> Outcome:
 
 
 def prepared(case: Case) -> tuple[Method, nn.Module]:
-    """Returns a method and its model without dropout, far from where training starts."""
+    """Return a method and its model without dropout, far from where training starts."""
     method = METHODS.named(case.method)(name=case.method, **RECIPES[case.method])
     torch.manual_seed(0)
     model = case.shape.build()
@@ -159,7 +159,7 @@ def prepared(case: Case) -> tuple[Method, nn.Module]:
 
 
 def records(case: Case) -> TrainingSet:
-    """Returns 24 ragged records, whole on every rank."""
+    """Return 24 ragged records, whole on every rank."""
     generator = torch.Generator().manual_seed(5)
     layout = case.shape.layout
     if isinstance(layout, ImageLayout):
@@ -178,7 +178,7 @@ def records(case: Case) -> TrainingSet:
 
 
 def plan_of(method: Method, case: Case) -> PrivacyPlan:
-    """Returns the mechanism of a case, of the method's phases."""
+    """Return the mechanism of a case, of the method's phases."""
     phases = tuple(
         Phase(
             method=phase.method,
@@ -223,7 +223,7 @@ def private_engine(
     ranks: Ranks,
     shards: ShardedModel | None = None,
 ) -> PrivacyEngine:
-    """Returns the engine of a rank, its keys those of a test seed."""
+    """Return the engine of a rank, its keys those of a test seed."""
     return PrivacyEngine(
         model,
         per_example_losses,
@@ -238,7 +238,7 @@ def private_engine(
 
 
 def options_of(case: Case, shards: UnshardedSums | None = None) -> ClippingOptions:
-    """Returns how a case clips."""
+    """Return how a case clips."""
     return ClippingOptions(
         max_grad_norm=1.0,
         engine=case.engine,
@@ -255,7 +255,7 @@ def choices_of(
     ranks: Ranks,
     shards: ShardedModel | None = None,
 ) -> Sequence[ClippingChoice]:
-    """Returns the results of the self-check of each phase, as a run does: every rank calls it."""
+    """Return the results of the self-check of each phase, as a run does: every rank calls it."""
     whole_sums = None if shards is None else UnshardedSums(shards.unsharded)
     with ranks.failing_together():
         return checked_phases(
@@ -269,12 +269,12 @@ def choices_of(
 
 
 def seeded(rank: int = 0, device: torch.device = CPU) -> Randomness:
-    """Returns a rank's sources of randomness, of the test seed that all ranks share."""
+    """Return a rank's sources of randomness, of the test seed that all ranks share."""
     return restore_randomness(device, make_randomness(device, 1).state(0), 1, rank=rank)
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    """Returns a copy of every gradient there is, by name."""
+    """Return a copy of every gradient there is, by name."""
     return {
         name: whole(parameter.grad).cpu().clone()
         for name, parameter in model.named_parameters()

@@ -11,7 +11,7 @@ from tests.parallel.thread_ranks import together
 
 
 def failing(*failures: int, error: Exception) -> list[BaseException | None]:
-    """Returns how three ranks end of which some fail."""
+    """Return how three ranks end of which some fail."""
 
     def work(ranks: Ranks) -> None:
         with ranks.failing_together():
@@ -22,7 +22,7 @@ def failing(*failures: int, error: Exception) -> list[BaseException | None]:
 
 
 def said(error: BaseException | None, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Returns what a process does that ends with an error."""
+    """Return what a process does that ends with an error."""
 
     def job() -> None:
         if error is not None:
@@ -44,7 +44,7 @@ def test_one_rank_says_the_sentence_of_those_that_fail_and_all_end_alike(
 
 
 def first_alone(error: Exception | None, *, to_all: bool) -> list[Any]:
-    """Returns what each of three ranks has of what rank 0 alone does, and who was asked."""
+    """Return what each of three ranks has of what rank 0 alone does, and who was asked."""
     asked = []
 
     def work(ranks: Ranks, *, rank: int) -> list[int]:

@@ -15,7 +15,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def two(monkeypatch: pytest.MonkeyPatch, **others: str) -> None:
-    """Says that this is the second of two processes."""
+    """Say that this is the second of two processes."""
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", **others}.items():
         monkeypatch.setenv(name, value)
 

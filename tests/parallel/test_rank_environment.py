@@ -20,7 +20,7 @@ from tests.rejections import rejects
 
 
 def outcome(**environment: str) -> subprocess.CompletedProcess[str]:
-    """Returns what a program says that prints by every way there is."""
+    """Return what a program says that prints by every way there is."""
     return subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=60,
@@ -77,7 +77,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
-    """Makes this process a task of a job."""
+    """Make this process a task of a job."""
     pytest.importorskip("submitit", reason="needs submitit: pip install hydra-submitit-launcher")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -318,7 +318,7 @@ def test_one_group_at_a_time_is_whole(tmp_path: Path) -> None:
 
 
 def save_in_small_files(ranks: Ranks, folder: str) -> None:
-    """Saves a model in files of few tensors, and sees that no parameter of it is real."""
+    """Save a model in files of few tensors, and sees that no parameter of it is real."""
     _, model = prepared(Case(model="gpt2"))
     shards = ShardedModel(model, make_grid(ranks, None, CPU), ranks, blocks=repeated_blocks(model))
     ranks.serving_other_ranks = shards.serving_other_ranks
@@ -339,7 +339,7 @@ def test_an_adapter_is_saved_without_its_base_where_that_has_an_address(tmp_path
 
 
 def save(ranks: Ranks, case: Case, folder: str, address: str = "") -> None:
-    """Saves a case's model, and sees that it is as it was afterwards."""
+    """Save a case's model, and sees that it is as it was afterwards."""
     method, model = prepared(case)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     base.name_or_path = address
@@ -359,7 +359,7 @@ def save(ranks: Ranks, case: Case, folder: str, address: str = "") -> None:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Returns a hash of each file's bytes, by its name."""
+    """Return a hash of each file's bytes, by its name."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")

@@ -39,7 +39,7 @@ class ThreadRanks(Ranks):
 
 
 def together(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
-    """Returns what each rank's work returns, or the exception that it ends with."""
+    """Return what each rank's work returns, or the exception that it ends with."""
     meeting, given = threading.Barrier(size), [None] * size
 
     def outcome(rank: int) -> Any:

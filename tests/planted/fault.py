@@ -27,7 +27,7 @@ class Edit:
     """The passage with the fault."""
 
     def apply(self, root: Path) -> None:
-        """Plants the change below ``root``, which is a copy of the repository.
+        """Plant the change below ``root``, which is a copy of the repository.
 
         Raises:
             DoesNotApplyError: ``before`` does not occur exactly once.

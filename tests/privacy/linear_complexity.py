@@ -12,7 +12,7 @@ ORDER_OF_MT19937 = 19_937
 
 
 def linear_complexity(bits: Sequence[int]) -> int:
-    """Returns the order of the shortest linear recurrence over GF(2) that gives ``bits``."""
+    """Return the order of the shortest linear recurrence over GF(2) that gives ``bits``."""
     connection, previous = 1, 1
     order, since, reversed_bits = 0, 1, 0
     for place, bit in enumerate(bits):

@@ -48,7 +48,7 @@ def linear(width: int = 4) -> nn.Module:
 
 
 def outputs_of(model, rows):
-    """Takes a model's output as the loss."""
+    """Take a model's output as the loss."""
     return model(rows)[:, 0]
 
 

@@ -19,7 +19,7 @@ from tests.privacy.test_ledger import MECHANISM, PLAN
 def make(
     folder: Path, *, steps: int, journaled: list[int], closed: bool = False, lodged: int = 0
 ) -> Path:
-    """Returns a run's folder: a ledger, a journal of these steps, a checkpoint after a line."""
+    """Return a run's folder: a ledger, a journal of these steps, a checkpoint after a line."""
     with Ledger(folder / "ledger.jsonl", plan=PLAN) as ledger:
         for step in range(1, steps + 1):
             ledger.append(step, MECHANISM)

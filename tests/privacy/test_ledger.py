@@ -132,7 +132,7 @@ def test_a_first_line_that_broke_off_is_no_step_and_is_written_whole(tmp_path, t
 
 
 def as_before(path):
-    """Writes a ledger anew as dpft 0.2.0 wrote it: without the line that names the run."""
+    """Write a ledger anew as dpft 0.2.0 wrote it: without the line that names the run."""
     entries = [json.loads(line) for line in path.read_text().splitlines()[1:]]
     head, lines = GENESIS, []
     for entry in entries:

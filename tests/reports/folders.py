@@ -30,7 +30,7 @@ def write_run(
     scores: Mapping[str, Any] | None = None,
     **sections: Mapping[str, Any],
 ) -> Path:
-    """Writes config.yaml, privacy.json, metrics.json and Hydra's record; sections are merged."""
+    """Write config.yaml, privacy.json, metrics.json and Hydra's record; sections are merged."""
     (folder / ".hydra").mkdir(parents=True)
     config: dict[str, Any] = {**CONFIG, "privacy": {**CONFIG["privacy"], "name": "dp", "eps": eps}}
     for name, values in sections.items():
@@ -45,7 +45,7 @@ def write_run(
 
 
 def read(folder: Path) -> RunRecord:
-    """Returns a run whose privacy.json is that of its ledger."""
+    """Return a run whose privacy.json is that of its ledger."""
     return read_run(folder, read_privacy(folder / "privacy.json"))
 
 

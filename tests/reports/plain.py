@@ -35,7 +35,7 @@ WITH_TOKENIZER = {"epsilon": 4.25, "delta": 2e-5, "tokenizer": TOKENIZER}
 
 
 def privacy_of(content: Any) -> RunPrivacy:
-    """Returns a privacy.json's record."""
+    """Return a privacy.json's record."""
     if not isinstance(content, Mapping):
         return content
     kind: Any = PrivateRun if "epsilon" in content else OpenRun
@@ -50,7 +50,7 @@ def _defaults() -> Mapping[str, Any]:
 
 
 def config_of(values: Any) -> TrainConfig:
-    """Returns the configuration of some sections; the rest is that of E2E."""
+    """Return the configuration of some sections; the rest is that of E2E."""
     if not isinstance(values, Mapping):
         return values
     defaults, merged = _defaults(), dict(_defaults())
@@ -65,7 +65,7 @@ def config_of(values: Any) -> TrainConfig:
 
 
 def whole_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of a config.yaml with some sections."""
+    """Return the content of a config.yaml with some sections."""
     return plain_values(config_of(values))
 
 
@@ -75,7 +75,7 @@ def run_of(
     evaluations: Sequence[ScoreEntry] = (),
     progress: Sequence[ProgressLine] = (),
 ) -> RunRecord:
-    """Returns a run's record, of a folder that is not there."""
+    """Return a run's record, of a folder that is not there."""
     known = config_of(config)
     return RunRecord(
         folder=Path("run"),
@@ -89,12 +89,12 @@ def run_of(
 
 
 def render(*parts: Any, **more: Any) -> str:
-    """Returns report.md of the parts of ``run_of``."""
+    """Return report.md of the parts of ``run_of``."""
     return report.render(run_of(*parts, **more))
 
 
 def stated(privacy: Any, **given: Any) -> dict[str, Any]:
-    """Returns what stands beside synthetic records of a run."""
+    """Return what stands beside synthetic records of a run."""
     asked = {"run": "outputs/x", "task": "e2e", "retries": 2, "records": 3, "unparsed": None}
     decode = parse(DECODE, DecodeConfig)
     said = statement(privacy_of(privacy), decode=decode, **{**asked, "prompts": "none", **given})
@@ -102,7 +102,7 @@ def stated(privacy: Any, **given: Any) -> dict[str, Any]:
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that takes ``config`` and ``privacy`` as plain values, too."""
+    """Return a function that takes ``config`` and ``privacy`` as plain values, too."""
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -116,7 +116,7 @@ def plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_read(content: Any) -> Any:
-    """Returns values as JSON has them: lists, and no tuples."""
+    """Return values as JSON has them: lists, and no tuples."""
     if isinstance(content, Mapping):
         return {name: _as_read(part) for name, part in content.items()}
     return [_as_read(part) for part in content] if isinstance(content, list | tuple) else content

@@ -75,7 +75,7 @@ def clipped(**changes: object) -> dict:
 
 
 def tables(report: str) -> list[list[str]]:
-    """Returns the report's tables, each the lines between two that are not of a table."""
+    """Return the report's tables, each the lines between two that are not of a table."""
     groups = itertools.groupby(report.splitlines(), key=lambda line: line.startswith("|"))
     return [list(lines) for is_table, lines in groups if is_table]
 

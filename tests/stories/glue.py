@@ -20,7 +20,7 @@ def setting(task: str, model: str) -> tuple[str, ...]:
 
 
 def make_workspace(root: Path) -> Workspace:
-    """Returns a folder with models bert, gpt2 and t5, and folders of records."""
+    """Return a folder with models bert, gpt2 and t5, and folders of records."""
     for name in ("bert", "gpt2", "t5"):
         small.save(name, root / name)
     write(root / "sst2", "train", ({"sentence": FILMS[i % 4], "label": i % 2} for i in range(20)))

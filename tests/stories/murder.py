@@ -60,14 +60,14 @@ AIMS: dict[str, tuple[str, str, Callable[..., None]]] = {
 
 
 def forking() -> ForkServerContext:
-    """Returns what forks processes from the warm server of this test worker."""
+    """Return what forks processes from the warm server of this test worker."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.stories.warm"])
     return context
 
 
 def start(root: Path, arguments: Sequence[str], *aim: Any) -> BaseProcess:
-    """Starts ``dpft arguments`` in a process of its own; what it says goes to ``root/log``.
+    """Start ``dpft arguments`` in a process of its own; what it says goes to ``root/log``.
 
     Args:
         root: Where it runs.
@@ -90,7 +90,7 @@ def _command(root: Path, arguments: Sequence[str], aim: str = "", call: int = 1)
 
 
 def _arm(module: str, name: str, act: Callable[..., None], *, call: int) -> None:
-    """Puts ``act`` in place of the ``call``-th call of a function."""
+    """Put ``act`` in place of the ``call``-th call of a function."""
     owner: Any = importlib.import_module(module)
     *classes, name = name.split(".")
     for each in classes:
@@ -105,7 +105,7 @@ def _arm(module: str, name: str, act: Callable[..., None], *, call: int) -> None
 
 
 def kill_after_a_step(process: BaseProcess, ledger: Path, wait: float) -> None:
-    """Kills a run a moment after its ledger has grown, or when it has ended by itself."""
+    """Kill a run a moment after its ledger has grown, or when it has ended by itself."""
     before = _size(ledger)
     wait_until(process, lambda: _size(ledger) > before)
     time.sleep(wait)
@@ -114,7 +114,7 @@ def kill_after_a_step(process: BaseProcess, ledger: Path, wait: float) -> None:
 
 
 def wait_until(process: BaseProcess, happens: Callable[[], bool]) -> None:
-    """Waits for something that a process is to do, or for its end."""
+    """Wait for something that a process is to do, or for its end."""
     end = time.monotonic() + SECONDS
     while not happens() and process.is_alive():
         assert time.monotonic() < end, "the run does nothing"
@@ -126,7 +126,7 @@ def _size(path: Path) -> int:
 
 
 def moment(folder: Path) -> str:
-    """Returns where a killed run was, from what it left."""
+    """Return where a killed run was, from what it left."""
     private, ledger = folder / "private", read_ledger(folder / "ledger.jsonl")
     if list((private / "checkpoints").glob(".*.partial")):
         return "inside a checkpoint's write"
@@ -142,6 +142,6 @@ def moment(folder: Path) -> str:
 
 
 def _updates(diagnostics: Path) -> int:
-    """Returns the newest step that diagnostics, written after each update, know of."""
+    """Return the newest step that diagnostics, written after each update, know of."""
     lines = diagnostics.read_text().splitlines() if diagnostics.exists() else []
     return max((json.loads(line).get("step", 0) for line in lines), default=0)

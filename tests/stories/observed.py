@@ -25,7 +25,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def open_to_others(folder: Path) -> dict[str, str]:
-    """Returns what lies in a run's private/ with another mode than 0600, or 0700 for a folder."""
+    """Return what lies in a run's private/ with another mode than 0600, or 0700 for a folder."""
     private = folder / "private"
     modes = {str(path): mode for path in (private, *private.rglob("*")) for mode in _mode(path)}
     return {
@@ -36,7 +36,7 @@ def open_to_others(folder: Path) -> dict[str, str]:
 
 
 def faults(root: Path) -> Iterator[str]:
-    """Yields what is wrong now under the working folder and in the temporary folder."""
+    """Yield what is wrong now under the working folder and in the temporary folder."""
     for private in root.glob("*/private"):
         yield from (f"{path} is {mode}" for path, mode in open_to_others(private.parent).items())
     for path in Path(os.environ["TMPDIR"]).rglob("*"):
@@ -45,7 +45,7 @@ def faults(root: Path) -> Iterator[str]:
 
 
 def watch(root: Path, record: Path) -> None:
-    """Looks for faults before every file event of this process; it cannot be ended."""
+    """Look for faults before every file event of this process; it cannot be ended."""
     looking = False
     events = 0
     record.touch()  # A command that writes no file, such as account, has no event.
@@ -70,7 +70,7 @@ def watch(root: Path, record: Path) -> None:
 
 
 def break_second_step() -> None:
-    """Makes a loss of the second step an error that quotes a record.
+    """Make a loss of the second step an error that quotes a record.
 
     Not of the first: on its batch the clipper is proved, which takes another way round an error.
     """
@@ -91,7 +91,7 @@ def break_second_step() -> None:
 
 
 def quoting_error() -> Exception:
-    """Returns an error that quotes a record, as do its note and its cause."""
+    """Return an error that quotes a record, as do its note and its cause."""
     error = RuntimeError(f"no such word: {MARKER}")
     error.add_note(f"in the record of {MARKER}")
     error.__cause__ = KeyError(MARKER)
@@ -106,7 +106,7 @@ def _mode(path: Path) -> list[int]:
 
 
 def run_command(name: str, arguments: list[str]) -> None:
-    """Runs a command in this process, watched, to its end."""
+    """Run a command in this process, watched, to its end."""
     from dpft.cli.main import main
 
     said = os.open(f"{name}.said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

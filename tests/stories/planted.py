@@ -36,7 +36,7 @@ Needles = Mapping[str, re.Pattern[bytes]]
 
 
 def make_planted(root: Path) -> Workspace:
-    """Returns a workspace with a model and ``qa``, whose training records hold the markers."""
+    """Return a workspace with a model and ``qa``, whose training records hold the markers."""
     workspace = make_workspace(root)
     (root / "qa").mkdir()
     write_csv(root / "qa" / "train.csv", training_rows(MARKER, FOREIGN))
@@ -48,7 +48,7 @@ def make_planted(root: Path) -> Workspace:
 
 
 def training_rows(word: str, foreign: str) -> list[tuple[str, str, str, str]]:
-    """Returns the rows; ``word`` and ``foreign`` stand in each column, and in two outliers."""
+    """Return the rows; ``word`` and ``foreign`` stand in each column, and in two outliers."""
     rows = [(f"Where is {n}?", f"In town {n}.", f"customer {n % 20}", "") for n in range(ROWS)]
     rows[0] = (f"Where is {word}?", "In town.", "customer 0", "")
     rows[1] = ("Where is it?", f"In {word} and {foreign}.", "customer 1", "")
@@ -59,13 +59,13 @@ def training_rows(word: str, foreign: str) -> list[tuple[str, str, str, str]]:
 
 
 def write_csv(path: Path, rows: Iterable[tuple[str, str, str, str]]) -> None:
-    """Writes a header and rows."""
+    """Write a header and rows."""
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([HEADER, *rows])
 
 
 def needles(model: Path) -> Needles:
-    """Returns every form of the markers to look for, by what it is called.
+    """Return every form of the markers to look for, by what it is called.
 
     Args:
         model: Folder of the tokenizer whose ids may stand for them.
@@ -88,31 +88,31 @@ def needles(model: Path) -> Needles:
 
 
 def secret_needles(secret: bytes) -> Needles:
-    """Returns the forms in which a piece of a key or a generator's state may be written."""
+    """Return the forms in which a piece of a key or a generator's state may be written."""
     return {name: re.compile(re.escape(form)) for name, form in _forms("secret", secret).items()}
 
 
 def found(content: bytes, wanted: Needles) -> list[str]:
-    """Returns what of the needles a content holds, the members of an archive included."""
+    """Return what of the needles a content holds, the members of an archive included."""
     parts = [content, *_members(content)]
     return [name for name, pattern in wanted.items() if any(map(pattern.search, parts))]
 
 
 def left_in(files: Iterable[Path], wanted: Needles) -> dict[str, list[str]]:
-    """Returns the files that hold any of the needles, in content or name, and which."""
+    """Return the files that hold any of the needles, in content or name, and which."""
     held = {path: found(str(path).encode() + b"\n" + path.read_bytes(), wanted) for path in files}
     held |= {path: found(path.read_bytes(), wanted) or names for path, names in held.items()}
     return {str(path): names for path, names in held.items() if names}
 
 
 def public_files(folder: Path) -> list[Path]:
-    """Returns a run's files outside private/."""
+    """Return a run's files outside private/."""
     inside = (path for path in folder.rglob("*") if path.is_file())
     return [path for path in inside if "private" not in path.relative_to(folder).parts]
 
 
 def _forms(name: str, secret: bytes) -> dict[str, bytes]:
-    """Returns bytes as they are, in hexadecimal, and in base64 at each place in its groups."""
+    """Return bytes as they are, in hexadecimal, and in base64 at each place in its groups."""
     forms = {name: secret, f"{name} in hexadecimal": secret.hex().encode()}
     for before, cut in ((0, 0), (1, 2), (2, 3)):
         written = base64.b64encode(bytes(before) + secret).rstrip(b"=")

@@ -53,13 +53,13 @@ class Story:
         return self.root / "run"
 
     def after_crash(self) -> None:
-        """Notes what is there only while the run is broken."""
+        """Note what is there only while the run is broken."""
         (states,) = self.folder.glob("private/checkpoints/*/generators.json")
         self.secrets = states.read_text()
         self.faults += [f"{path} is {mode}" for path, mode in open_to_others(self.folder).items()]
 
     def change_records(self) -> str:
-        """Swaps two rows; returns the file as it was."""
+        """Swap two rows; return the file as it was."""
         path = self.root / "qa" / "train.csv"
         whole = path.read_text(encoding="utf-8")
         header, first, second, rest = whole.split("\n", 3)
@@ -68,7 +68,7 @@ class Story:
 
 
 def told_here(root: Path) -> Story:
-    """Returns the short story, in this process."""
+    """Return the short story, in this process."""
     (root / "tmp").mkdir()
     story = Story(workspace=make_planted(root), outside=root / "tmp")
     with umask_zero(), pytest.MonkeyPatch.context() as patch:
@@ -89,7 +89,7 @@ def told_here(root: Path) -> Story:
 
 
 def told_in_processes(root: Path) -> Story:
-    """Returns the whole story, each command in a watched process of its own."""
+    """Return the whole story, each command in a watched process of its own."""
     story = Story(workspace=make_planted(root), outside=root / "outside")
     environment = {name: str(story.outside / name.lower()) for name in HOMES}
     for place in environment.values():
@@ -139,7 +139,7 @@ def tell_the_end(story: Story, run: Any) -> None:
 
 
 def _by_a_formula(name: str, mechanism: Any, _: object) -> Epsilon | str:
-    """Answers for rdp and gdp alone: the others take longer than the whole run."""
+    """Answer for rdp and gdp alone: the others take longer than the whole run."""
     if name not in ("rdp", "gdp"):
         return "It is not asked by this test."
     return {"rdp": rdp, "gdp": gdp}[name].epsilon(mechanism)

@@ -23,7 +23,7 @@ MINUTE = 60
 
 
 def free_port() -> int:
-    """Returns a port that nobody listens at."""
+    """Return a port that nobody listens at."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -33,7 +33,7 @@ def free_port() -> int:
 def started(
     root: Path, command: Sequence[str], log: str = "log", **environment: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a command of Python in a folder; none of its processes outlives the block.
+    """Run a command of Python in a folder; none of its processes outlives the block.
 
     Args:
         root: Where it runs.
@@ -55,7 +55,7 @@ def started(
 
 
 def torchrun(words: Sequence[str], *, size: int = 2, restarts: int = 0) -> list[str]:
-    """Returns what starts ``dpft`` of these words in several processes."""
+    """Return what starts ``dpft`` of these words in several processes."""
     return [
         *("-m", "torch.distributed.run", f"--nproc_per_node={size}"),
         *(f"--max-restarts={restarts}", f"--master_port={free_port()}", "-m", "dpft", *words),
@@ -63,7 +63,7 @@ def torchrun(words: Sequence[str], *, size: int = 2, restarts: int = 0) -> list[
 
 
 def by_hand(rank: int, port: int, size: int = 2) -> dict[str, str]:
-    """Returns the variables of a process that is started without torchrun."""
+    """Return the variables of a process that is started without torchrun."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -73,7 +73,7 @@ def by_hand(rank: int, port: int, size: int = 2) -> dict[str, str]:
 
 
 def fork_ranks(root: Path, words: Sequence[str], *more: Any, target: Any = None) -> list[Any]:
-    """Starts the two ranks of ``dpft words``; each says what it says to ``root/log-RANK``.
+    """Start the two ranks of ``dpft words``; each says what it says to ``root/log-RANK``.
 
     Args:
         root: Where they run.
@@ -92,13 +92,13 @@ def fork_ranks(root: Path, words: Sequence[str], *more: Any, target: Any = None)
 
 
 def run_rank(root: Path, words: Sequence[str], rank: int, port: int) -> None:
-    """Runs ``dpft words`` as one rank, to its end."""
+    """Run ``dpft words`` as one rank, to its end."""
     become_rank(root, rank, port)
     raise SystemExit(main(list(words)))
 
 
 def become_rank(root: Path, rank: int, port: int) -> None:
-    """Gives this process the variables, the folder and the log of a rank."""
+    """Give this process the variables, the folder and the log of a rank."""
     os.chdir(root)
     os.environ.update(by_hand(rank, port))
     log = os.open(f"log-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -107,7 +107,7 @@ def become_rank(root: Path, rank: int, port: int) -> None:
 
 
 def join(ranks: Sequence[BaseProcess], seconds: float = SECONDS) -> list[int | None]:
-    """Returns how processes end; none of them outlives the call."""
+    """Return how processes end; none of them outlives the call."""
     end = time.monotonic() + seconds
     for process in ranks:
         process.join(max(0.0, end - time.monotonic()))
@@ -118,19 +118,19 @@ def join(ranks: Sequence[BaseProcess], seconds: float = SECONDS) -> list[int | N
 
 
 def logs(root: Path) -> str:
-    """Returns what forked ranks said."""
+    """Return what forked ranks said."""
     return "\n".join((root / f"log-{rank}").read_text() for rank in range(2))
 
 
 def run_ranks(root: Path, *words: str) -> str:
-    """Runs ``dpft words`` in two forked ranks, to its end; returns what they say."""
+    """Run ``dpft words`` in two forked ranks, to its end; return what they say."""
     codes = join(fork_ranks(root, words))
     assert codes == [0, 0], logs(root)
     return logs(root)
 
 
 def children(pid: int) -> list[int]:
-    """Returns the numbers of a process's children, in the order of their start."""
+    """Return the numbers of a process's children, in the order of their start."""
     try:
         return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
     except OSError:
@@ -138,7 +138,7 @@ def children(pid: int) -> list[int]:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Sends a process a signal, if it is there."""
+    """Send a process a signal, if it is there."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -146,7 +146,7 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def is_there(pid: int) -> bool:
-    """Returns whether a process runs, and is no zombie."""
+    """Return whether a process runs, and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -154,7 +154,7 @@ def is_there(pid: int) -> bool:
 
 
 def wait_until(happens: Callable[[], bool], seconds: float = SECONDS) -> None:
-    """Waits for something."""
+    """Wait for something."""
     end = time.monotonic() + seconds
     while not happens():
         assert time.monotonic() < end, f"nothing happened for {seconds} seconds"

@@ -64,7 +64,7 @@ def trained(workspace: Workspace) -> Train:
 
 
 def loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> torch.nn.Module:
-    """Returns a run's trained model."""
+    """Return a run's trained model."""
     monkeypatch.chdir(folder.parent)
     saved = saved_run(str(folder))
     trained_model = trained_model_of_run(folder, saved)

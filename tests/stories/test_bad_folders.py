@@ -19,7 +19,7 @@ CHECKPOINT = "private/checkpoints/step-00000002"
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None) -> Workspace:
-    """Runs ``whole`` and ``cut``, the second broken off in its fourth step, and their kin."""
+    """Run ``whole`` and ``cut``, the second broken off in its fourth step, and their kin."""
     made = make_workspace(tmp_path_factory.mktemp("bad"))
     assert made.run("train", *RUN, "hydra.run.dir=whole").code == 0
     with pytest.MonkeyPatch.context() as patch:
@@ -65,7 +65,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def refusal(workspace: Workspace, command: str, folder: str, code: int) -> str:
-    """Returns the one sentence that a command says of a folder, which it leaves as it was."""
+    """Return the one sentence that a command says of a folder, which it leaves as it was."""
     before = content(workspace.root)
     outcome = workspace.run(*(word.format(folder) for word in COMMANDS[command]))
     assert outcome.code == code, outcome.err
@@ -96,7 +96,7 @@ def check(
 
 
 def changed(name: str, **values: object) -> Callable[[Path], None]:
-    """Returns what sets keys of a JSON file; None removes one."""
+    """Return what sets keys of a JSON file; None removes one."""
 
     def spoil(folder: Path) -> None:
         whole = json.loads((folder / name).read_text()) | values

@@ -107,7 +107,7 @@ def test_one_file_as_a_whole_is_trained_on_and_the_report_says_that_nothing_is_s
     text = ("task=custom", "task.data_dir=qa.csv", 'task.text="{question} {answer}"')
     outcome = workspace.run("train", *text, *QUICK, "hydra.run.dir=whole")
     assert outcome.code == 0, outcome.err
-    assert outcome.err.count("not evaluated: ") == 1
+    assert outcome.err.count("no evaluation: ") == 1
     folder = workspace.root / "whole"
     (entry,) = scored(folder)
     assert (entry["metrics"], entry["examples"]) == ({}, 0)

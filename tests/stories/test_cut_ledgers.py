@@ -17,7 +17,7 @@ LONGER = ("train.steps=12", "train.checkpoint_every=4", "eval.enabled=false")
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Runs ``whole``, and ``crashed``, broken off after step 7 with a checkpoint of step 4."""
+    """Run ``whole``, and ``crashed``, broken off after step 7 with a checkpoint of step 4."""
     made = make_workspace(tmp_path_factory.mktemp("cut"))
     outcome = made.run("train", *UNSCORED, "hydra.run.dir=whole")
     assert outcome.code == 0, outcome.err

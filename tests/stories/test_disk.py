@@ -53,7 +53,7 @@ def remount(disk: Path, options: str) -> None:
 
 
 def fill(disk: Path, left: int) -> None:
-    """Writes to the disk until ``left`` bytes are free."""
+    """Write to the disk until ``left`` bytes are free."""
     status = os.statvfs(disk)
     (disk / "ballast").write_bytes(bytes(status.f_bavail * status.f_frsize - left))
 
@@ -66,7 +66,7 @@ def run_until(
     happens: Callable[[], None],
     *given: str,
 ) -> Outcome:
-    """Runs on the disk; something happens to it just before the ``call``-th call of a function."""
+    """Run on the disk; something happens to it just before the ``call``-th call of a function."""
     whole, calls = getattr(owner, name), list[None]()
 
     def then(*args: Any, **kwargs: Any) -> Any:

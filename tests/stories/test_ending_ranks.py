@@ -37,7 +37,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 def go(workspace: Workspace, *words: str, code: int = 0) -> str:
-    """Runs a command to its end; returns what is said."""
+    """Run a command to its end; return what is said."""
     with started(workspace.root, ["-m", "dpft", *words]) as process:
         assert process.wait(SECONDS) == code, (workspace.root / "log").read_text()
     return (workspace.root / "log").read_text()
@@ -52,7 +52,7 @@ def stopped(
     who: int | None,
     lines: int = 5,
 ) -> tuple[int, str]:
-    """Returns how a command ends, and what is said, that is sent a signal in its steps.
+    """Return how a command ends, and what is said, that is sent a signal in its steps.
 
     Args:
         workspace: Where it runs.
@@ -75,7 +75,7 @@ def stopped(
 
 
 def check_goes_on(workspace: Workspace, name: str, strategy: str) -> None:
-    """Goes on with a run, to what replicas leave: also shards, but for what they say of it."""
+    """Go on with a run, to what replicas leave: also shards, but for what they say of it."""
     run_ranks(workspace.root, "train", f"resume={name}", f"parallel={strategy}")
     check_same(workspace, name, SAME if strategy == "ddp" else SAME_WHATEVER_RANKS_HOLD)
 

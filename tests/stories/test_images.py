@@ -62,7 +62,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.fixture(scope="module")
 def train(workspace: Workspace) -> Callable[[str], str]:
-    """Returns a function from a name to itself, once that run has been trained."""
+    """Return a function from a name to itself, once that run has been trained."""
 
     @functools.cache
     def train(name: str) -> str:

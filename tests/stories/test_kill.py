@@ -20,7 +20,7 @@ MURDERS = {"ten": (60, 1, 2), "thirty": (200, 3, 10)}
 
 
 def go(workspace: Workspace, *arguments: str) -> None:
-    """Runs ``dpft train`` to its end in a process of its own."""
+    """Run ``dpft train`` to its end in a process of its own."""
     process = start(workspace.root, ["train", *arguments])
     process.join(SECONDS)
     assert process.exitcode == 0, (workspace.root / "log").read_text()

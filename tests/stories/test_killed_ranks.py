@@ -37,12 +37,12 @@ Kill = tuple[int, int, str]
 
 
 def start(root: Path, words: tuple[str, ...], kill: Kill | None = None) -> list[BaseProcess]:
-    """Starts the two ranks of ``dpft words``, of which one may be killed."""
+    """Start the two ranks of ``dpft words``, of which one may be killed."""
     return fork_ranks(root, words, kill, target=command)
 
 
 def command(root: Path, words: tuple[str, ...], rank: int, port: int, kill: Kill | None) -> None:
-    """Runs ``dpft words`` as one rank, and leaves how many collectives there were."""
+    """Run ``dpft words`` as one rank, and leaves how many collectives there were."""
     become_rank(root, rank, port)
     calls = count_collectives(rank, kill)
     code = main(list(words))
@@ -51,7 +51,7 @@ def command(root: Path, words: tuple[str, ...], rank: int, port: int, kill: Kill
 
 
 def count_collectives(rank: int, kill: Kill | None) -> list[str]:
-    """Returns the kinds of collectives, filled as they are called; at one the rank may die."""
+    """Return the kinds of collectives, filled as they are called; at one the rank may die."""
     calls: list[str] = []
     whole = Ranks.call
 
@@ -93,7 +93,7 @@ def finished(
 
 
 def moments(collectives: int) -> list[Kill]:
-    """Returns who is killed when, spread over all of a run's collectives."""
+    """Return who is killed when, spread over all of a run's collectives."""
     choice = random.Random(5)
     width = collectives / KILLS
     numbers = [1 + int(width * (place + choice.random())) for place in range(KILLS)]

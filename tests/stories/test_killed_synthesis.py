@@ -37,7 +37,7 @@ DRAWS = "draws"
 def _counting(
     root: Path, arguments: tuple[str, ...], kill_at: int, until: str | None, noise: float
 ) -> None:
-    """Runs a command that kills itself before a write, counted from 1; 0: before none.
+    """Run a command that kills itself before a write, counted from 1; 0: before none.
 
     Args:
         root: Where it runs.
@@ -84,7 +84,7 @@ def _counting(
 
 @cache
 def noise() -> float:
-    """Returns the noise of the training: what the histogram leaves of epsilon."""
+    """Return the noise of the training: what the histogram leaves of epsilon."""
     counts = GaussianCounts(
         noise_std=histogram.noise_std_for_counts(eps=EPS / 2, l2_cap=1, delta=DELTA), l2_cap=1,
         cells=3, delta=DELTA,
@@ -95,7 +95,7 @@ def noise() -> float:
 def go(
     root: Path, arguments: tuple[str, ...], kill_at: int = 0, until: str | None = None
 ) -> int | None:
-    """Returns the exit code of a command; minus nine: it was killed."""
+    """Return the exit code of a command; minus nine: it was killed."""
     given = (root, arguments, kill_at, until, noise())
     process = murder.forking().Process(target=_counting, args=given)
     process.start()
@@ -116,7 +116,7 @@ def draws(root: Path) -> int:
 
 
 def spent(root: Path) -> float:
-    """Returns the epsilon of a synthesis's folder; 0 where nothing was spent."""
+    """Return the epsilon of a synthesis's folder; 0 where nothing was spent."""
     if not (root / "run/ledger.jsonl").exists():
         return 0.0
     if read_ledger(root / "run/ledger.jsonl").counted_steps == 0:

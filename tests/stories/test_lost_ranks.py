@@ -75,7 +75,7 @@ def test_killed_ranks_start_anew_by_themselves_and_nothing_shows_it(finished: Fi
 
 
 def new_workers(agent: subprocess.Popen[bytes], before: list[int]) -> list[int]:
-    """Returns the processes that the agent has started since those before."""
+    """Return the processes that the agent has started since those before."""
     wait(
         lambda: (
             agent.poll() is not None
@@ -87,7 +87,7 @@ def new_workers(agent: subprocess.Popen[bytes], before: list[int]) -> list[int]:
 
 
 def moment(name: str, folder: Path, workers: list[int], choice: random.Random) -> None:
-    """Waits for a moment of a run, or for an end of it."""
+    """Wait for a moment of a run, or for an end of it."""
     ledger, checkpoints = folder / "ledger.jsonl", folder / "private" / "checkpoints"
 
     def ended() -> bool:
@@ -112,5 +112,5 @@ def moment(name: str, folder: Path, workers: list[int], choice: random.Random) -
 
 
 def count(ledger: Path) -> int:
-    """Returns the lines of a ledger."""
+    """Return the lines of a ledger."""
     return ledger.read_bytes().count(b"\n") if ledger.exists() else 0

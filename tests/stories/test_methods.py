@@ -59,7 +59,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 def save_beside(workspace: Workspace, name: str, model: GPT2LMHeadModel | LlamaForCausalLM) -> None:
-    """Saves a model with the tiny model's tokenizer."""
+    """Save a model with the tiny model's tokenizer."""
     model.save_pretrained(workspace.root / name)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (workspace.root / name / file).write_bytes((workspace.root / "model" / file).read_bytes())
@@ -67,7 +67,7 @@ def save_beside(workspace: Workspace, name: str, model: GPT2LMHeadModel | LlamaF
 
 @pytest.fixture(scope="module")
 def trained(workspace: Workspace) -> Train:
-    """Returns a function from a method to the folder of its finished run, one run a method."""
+    """Return a function from a method to the folder of its finished run, one run a method."""
 
     @functools.cache
     def train(name: str) -> Path:
@@ -84,7 +84,7 @@ def arguments_of(name: str) -> tuple[str, ...]:
 
 
 def scores_after(folder: Path) -> dict:
-    """Returns the scores of a run after fine-tuning."""
+    """Return the scores of a run after fine-tuning."""
     entries = own_entries(folder)
     (metrics,) = [entry["metrics"] for entry in entries if entry["stage"] == "after"]
     return metrics

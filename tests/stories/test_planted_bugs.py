@@ -123,7 +123,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 def train(
     workspace: Workspace, to: str, plan: Plan, *words: str, canaries: int, seed: int = 1
 ) -> Outcome:
-    """Runs ``dpft train`` with canaries, whose coins, noise and draws follow from the seed."""
+    """Run ``dpft train`` with canaries, whose coins, noise and draws follow from the seed."""
     expected = round(plan.sample_rate * (RECORDS + canaries))
     return workspace.run(
         "train", *TRAINING, f"hydra.run.dir={to}", f"audit.canaries={canaries}",
@@ -133,14 +133,14 @@ def train(
 
 
 def audited(workspace: Workspace, run: str) -> dict[str, Any]:
-    """Returns what ``dpft audit`` says of a run."""
+    """Return what ``dpft audit`` says of a run."""
     done = workspace.run("audit", f"run={run}", "audit=one_run", "output=json")
     assert done.code == 0, done.err
     return json.loads(done.out)
 
 
 def find(workspace: Workspace, name: str, *, canaries: int, seed: int = 1) -> dict[str, Any]:
-    """Trains with a bug, and returns what the audit of that run says."""
+    """Train with a bug, and return what the audit of that run says."""
     case, to = BUGS[name], f"{name} {seed} {canaries}".replace(" ", "_")
     with case.bug(), planted.checks_off():
         done = train(workspace, to, case.plan, canaries=canaries, seed=seed)
@@ -149,7 +149,7 @@ def find(workspace: Workspace, name: str, *, canaries: int, seed: int = 1) -> di
 
 
 def clean(workspace: Workspace, name: str, *, canaries: int, seed: int) -> dict[str, Any]:
-    """Trains without a bug by the plan of one, and returns what the audit says."""
+    """Train without a bug by the plan of one, and return what the audit says."""
     to = f"clean {name} {seed} {canaries}".replace(" ", "_")
     done = train(workspace, to, BUGS[name].plan, canaries=canaries, seed=seed)
     assert done.code == 0, done.err

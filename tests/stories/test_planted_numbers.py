@@ -22,7 +22,7 @@ WORDS = (
 
 
 def planted() -> tuple[list[dict[str, str]], list[str]]:
-    """Returns rows with a number each, one of which stands 50 times, all of one customer."""
+    """Return rows with a number each, one of which stands 50 times, all of one customer."""
     choose = random.Random(7)
     numbers = [f"07{choose.randrange(10**9):09d}" for _ in range(ROWS)]
     owners = [(number, str(at)) for at, number in enumerate(numbers)]

@@ -66,7 +66,7 @@ class Told:
         self.entries = json.loads(own.read_text())["evaluations"]
 
     def numbers(self) -> list[str]:
-        """Returns how a text may tell a score or the count; too few digits stand anywhere."""
+        """Return how a text may tell a score or the count; too few digits stand anywhere."""
         values = [value for entry in self.entries for value in entry["metrics"].values() if value]
         texts = [text for v in values for text in (repr(v)[:7], f"{v:.4f}", f"{v:#.5g}")]
         return [*texts, *(f"{value:.2f}" for value in values if value >= 100), str(self.count)]

@@ -286,7 +286,7 @@ def _keys(value: object) -> Iterator[str]:
 
 
 def _secret_pieces(state: object) -> list[bytes]:
-    """Returns 16 bytes of each key and generator state, those that differ most."""
+    """Return 16 bytes of each key and generator state, those that differ most."""
     if isinstance(state, dict):
         return [piece for part in state.values() for piece in _secret_pieces(part)]
     if isinstance(state, list):

@@ -44,7 +44,7 @@ def broken(
     function: str = "check_weights",
     call: int = 4,
 ) -> Outcome:
-    """Starts a run that breaks off in the ``call``-th call of a function."""
+    """Start a run that breaks off in the ``call``-th call of a function."""
     calls: list[None] = []
     whole: Callable[..., Any] = getattr(owner, function)
 
@@ -83,7 +83,7 @@ def test_trust_rule_9_an_interrupted_run_goes_on_to_the_same_files(
     assert whole == cut
     again = workspace.run("train", "resume=cut")
     assert (again.code, again.new) == (0, frozenset())
-    assert "nothing is left to do" in again.err
+    assert "is already complete" in again.err
 
 
 @pytest.mark.slow

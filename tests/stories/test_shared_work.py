@@ -29,7 +29,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None)
 
 
 def shared(workspace: Workspace, *words: str) -> str:
-    """Runs a command in two processes; returns what they say together."""
+    """Run a command in two processes; return what they say together."""
     return run_ranks(workspace.root, *words, "parallel=ddp")
 
 

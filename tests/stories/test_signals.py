@@ -35,7 +35,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None)
 def told(
     workspace: Workspace, folder: str, owner: Any, name: str, call: int, *signals: int
 ) -> Outcome:
-    """Runs a command that is sent signals just before the ``call``-th call of a function."""
+    """Run a command that is sent signals just before the ``call``-th call of a function."""
     whole, calls = getattr(owner, name), list[None]()
 
     def then(*args: Any, **kwargs: Any) -> Any:
@@ -125,7 +125,7 @@ class Worker:
         self._root, self._process = root, list[BaseProcess]()
 
     def start(self, arguments: list[str], aim: str, call: int) -> None:
-        """Starts it anew, and waits until it has stopped."""
+        """Start it anew, and wait until it has stopped."""
         self.end()
         mark = self._root / "waiting"
         mark.unlink(missing_ok=True)
@@ -134,7 +134,7 @@ class Worker:
         assert mark.exists(), (self._root / "log").read_text()
 
     def end(self) -> None:
-        """Kills it."""
+        """Kill it."""
         for process in self._process:
             process.kill()
             process.join(SECONDS)
@@ -148,7 +148,7 @@ def worker(workspace: Workspace) -> Iterator[Worker]:
 
 
 def refused(workspace: Workspace, *arguments: str) -> str:
-    """Returns what a command says that must not touch a folder in use."""
+    """Return what a command says that must not touch a folder in use."""
     folder = workspace.root / "shared"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     outcome = workspace.run(*arguments)

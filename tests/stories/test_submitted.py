@@ -41,14 +41,14 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 def go(workspace: Workspace, *words: str, code: int = 0) -> str:
-    """Runs a command to its end; returns what is said."""
+    """Run a command to its end; return what is said."""
     with started(workspace.root, ["-m", "dpft", *words]) as process:
         assert process.wait(SECONDS) == code, (workspace.root / "log").read_text()
     return (workspace.root / "log").read_text()
 
 
 def said_by_tasks(sweep: Path, task: int = 0) -> str:
-    """Returns what the tasks of that number said on stderr in all jobs of a sweep."""
+    """Return what the tasks of that number said on stderr in all jobs of a sweep."""
     return "".join(log.read_text() for log in sweep.glob(f".submitit/*/*_{task}_log.err"))
 
 

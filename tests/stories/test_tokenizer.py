@@ -351,7 +351,7 @@ def test_files_that_were_changed_since_are_refused(workspace: Workspace) -> None
 
 
 def broken_off(workspace: Workspace, name: str, lines: int) -> Path:
-    """Returns a copy of the vocabulary as a crash leaves it: lines of the ledger, no report."""
+    """Return a copy of the vocabulary as a crash leaves it: lines of the ledger, no report."""
     broken = workspace.root / name
     shutil.copytree(workspace.root / "vocabulary", broken)
     ledger = broken / "ledger.jsonl"

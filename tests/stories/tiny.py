@@ -27,7 +27,7 @@ from dpft.strict_model import as_json
 
 MARKER = "Qzxmarker"
 TRAIN, TEST = 40, 6
-ANNOUNCEMENT = re.compile(r"\AINFO: (training model(?:.path)?=|going on with ).*\n")
+ANNOUNCEMENT = re.compile(r"\AINFO: (training model(?:.path)?=|resuming ).*\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Workspace:
     root: Path
 
     def run(self, *arguments: str) -> Outcome:
-        """Runs ``dpft arguments`` in the folder, in this process."""
+        """Run ``dpft arguments`` in the folder, in this process."""
         before = set(self.root.rglob("*"))
         out, err = io.StringIO(), io.StringIO()
         with (
@@ -66,7 +66,7 @@ class Workspace:
         return Outcome(code=code, out=out.getvalue(), err=said, new=new)
 
     def refusal(self, *arguments: str) -> str:
-        """Runs a command that must be refused in one sentence and change nothing; returns it."""
+        """Run a command that must be refused in one sentence and change nothing; return it."""
         outcome = self.run(*arguments)
         assert outcome.code == 2, outcome.err
         assert outcome.out == ""
@@ -112,7 +112,7 @@ def unnamed(path: Path) -> bytes:
 
 
 def make_workspace(root: Path) -> Workspace:
-    """Returns a folder with the model and the records; training records hold ``MARKER``."""
+    """Return a folder with the model and the records; training records hold ``MARKER``."""
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
     config = GPT2Config(
         vocab_size=len(tokenizer), n_positions=128, n_embd=16, n_layer=1, n_head=2,
@@ -132,7 +132,7 @@ def make_workspace(root: Path) -> Workspace:
 
 
 def write_rows(path: Path, rows: Sequence[tuple[str, str]]) -> None:
-    """Writes records and references as the E2E files have them."""
+    """Write records and references as the E2E files have them."""
     lines = [
         json.dumps({"meaning_representation": record, "human_reference": reference}) + "\n"
         for record, reference in rows
@@ -142,7 +142,7 @@ def write_rows(path: Path, rows: Sequence[tuple[str, str]]) -> None:
 
 @contextlib.contextmanager
 def drawn_as_words() -> Iterator[None]:
-    """Spares each figure of a page its shapes: what is on it is put there, its words are written.
+    """Spare each figure of a page its shapes: what is on it is put there, its words are written.
 
     tests/reports draws them whole.
     """
@@ -165,7 +165,7 @@ def drawn_as_words() -> Iterator[None]:
 
 @contextlib.contextmanager
 def scored_plainly() -> Iterator[None]:
-    """Spares each metric a table of its columns, and each worker the import of ``evaluate``.
+    """Spare each metric a table of its columns, and each worker the import of ``evaluate``.
 
     tests/evaluation/test_local_metric.py has metrics give in that shape what they give here.
     """
@@ -199,7 +199,7 @@ def umask_zero() -> Iterator[None]:
 
 @contextlib.contextmanager
 def logging_restored() -> Iterator[None]:
-    """Takes away what Hydra's logging configuration installs."""
+    """Take away what Hydra's logging configuration installs."""
     root = logging.getLogger()
     before, level, environment = list(root.handlers), root.level, dict(os.environ)
     try:
@@ -210,5 +210,5 @@ def logging_restored() -> Iterator[None]:
 
 
 def own_entries(folder: Path) -> list[dict]:
-    """Returns all entries of a run's scores, as their owner has them, as JSON has them."""
+    """Return all entries of a run's scores, as their owner has them, as JSON has them."""
     return [as_json(entry) for entry in read_own_evaluations(folder)]

@@ -19,7 +19,7 @@ SCHEMA: dict[str, Any] = {
 
 
 def visitors(count: int = 60) -> list[dict[str, str]]:
-    """Returns rows, two of each customer."""
+    """Return rows, two of each customer."""
     choose = random.Random(1)
     rows = []
     for number in range(count):

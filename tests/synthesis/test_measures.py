@@ -28,7 +28,7 @@ SCHEMA = schema_of(CONTENT)
 
 
 def rows(count: int, seed: int = 0) -> list[Row]:
-    """Returns rows in another order for each seed."""
+    """Return rows in another order for each seed."""
     found = [SCHEMA.row(row) for row in visitors(2 * count)]
     random.Random(seed).shuffle(found)
     return found[:count]

@@ -145,7 +145,7 @@ WHOLE: dict[str, Any] = {
 
 
 def places(content: Any, *before: Any) -> Iterator[tuple[Any, ...]]:
-    """Yields the way to every part of a content."""
+    """Yield the way to every part of a content."""
     steps = content if isinstance(content, dict) else range(len(content))
     for step in steps:
         yield (*before, step)

@@ -204,7 +204,7 @@ def test_controls_are_in_neither_part(
 
 @pytest.fixture
 def uncalibrated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spares a test that never trains the search for the noise."""
+    """Spare a test that never trains the search for the noise."""
     monkeypatch.setattr(plan, "training_noise", lambda *_, **__: 1.0)
 
 

@@ -23,7 +23,7 @@ class Killed(BaseException):
 
 
 def go(folder, *, resume_point=None, method="full", overspend=False, eps=None, of=None, **settings):
-    """Takes a private run's steps in a folder; returns the weights after them."""
+    """Take a private run's steps in a folder; return the weights after them."""
     own = session(folder, tiny_model(), checkpoint_every=2, **settings)
     object.__setattr__(own, "method", METHODS.named(method)(name=method))
     object.__setattr__(own, "model", own.method.prepare(own.model))
@@ -36,12 +36,12 @@ def go(folder, *, resume_point=None, method="full", overspend=False, eps=None, o
 
 
 def go_on(folder, **settings):
-    """Goes on from where the run in a folder broke off."""
+    """Go on from where the run in a folder broke off."""
     return go(folder, resume_point=find_resume_point(folder), **settings)
 
 
 def on_call(number, act):
-    """Returns a wrapper of a function that acts in place of its ``number``-th call."""
+    """Return a wrapper of a function that acts in place of its ``number``-th call."""
 
     def wrap(function):
         calls = []
@@ -60,14 +60,14 @@ def die(*_, **__):
 
 
 def tear_line(ledger, entry):
-    """Writes half a line, as a crash inside the write would."""
+    """Write half a line, as a crash inside the write would."""
     ledger._file.write(ledger_module.line_text(entry)[:30])
     ledger._file.flush()
     raise Killed
 
 
 def tear_text(ledger, line):
-    """Writes half of a line that is given as it stands."""
+    """Write half of a line that is given as it stands."""
     ledger._file.write(line[:30])
     ledger._file.flush()
     raise Killed
@@ -97,7 +97,7 @@ MOMENTS = {
 
 @contextmanager
 def killed(owner, name, wrap):
-    """Has a run in the block die of a function; ``wrap`` makes what dies of it, or is the call."""
+    """Have a run in the block die of a function; ``wrap`` makes what dies of it, or is the call."""
     wrap = on_call(wrap, die) if isinstance(wrap, int) else wrap
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, wrap(getattr(owner, name)))
@@ -106,7 +106,7 @@ def killed(owner, name, wrap):
 
 
 def kill(folder, moment, **settings):
-    """Runs until one of ``MOMENTS``, or the call of a function; returns the run's folder."""
+    """Run until one of ``MOMENTS``, or the call of a function; return the run's folder."""
     with killed(*(MOMENTS[moment] if isinstance(moment, str) else moment)):
         go(folder, **settings)
     return folder

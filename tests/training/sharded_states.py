@@ -39,7 +39,7 @@ class Contents:
 def state_on(
     ranks: Ranks, shard_size: int | None, *, seed: int = 0, config: OptimizerConfig | None = None
 ) -> tuple[TrainingState, ShardedModel | None]:
-    """Returns a state before its first step, cut where a number of shards is given."""
+    """Return a state before its first step, cut where a number of shards is given."""
     model = tiny_model(seed)
     model.few_rows = nn.Parameter(torch.randn(3, 2))  # the last of four shards has none of them
     model.register_buffer("count", torch.tensor(100 + seed))
@@ -53,7 +53,7 @@ def state_on(
 
 
 def contents(state: TrainingState) -> Contents:
-    """Returns all of a state; every rank calls it."""
+    """Return all of a state; every rank calls it."""
     return Contents(
         weights={n: whole(t.detach()).clone() for n, t in model_state(state.model).items()},
         moments={n: whole(t.detach()).clone() for n, t in optimizer_state(state).items()},
@@ -65,7 +65,7 @@ def contents(state: TrainingState) -> Contents:
 def save_on(
     ranks: Ranks, folder: Path, step: int, state: TrainingState, shards: ShardedModel | None
 ) -> None:
-    """Saves a checkpoint as a run does: rank 0 alone has what is bound to it, and its keys."""
+    """Save a checkpoint as a run does: rank 0 alone has what is bound to it, and its keys."""
     if ranks.is_rank_0:
         bound, keys = BoundRun(plan=plan()), {"noise": ["0102"]}
         save_checkpoint(folder, step, state, run=bound, generators=keys, shards=shards)
@@ -74,7 +74,7 @@ def save_on(
 
 
 def saved(ranks: Ranks, folder: Path, shard_size: int | None, config: OptimizerConfig) -> Contents:
-    """Saves a state after two steps, and returns what is in it after two more."""
+    """Save a state after two steps, and return what is in it after two more."""
     state, shards = state_on(ranks, shard_size, config=config)
     take_steps(state, 2)
     save_on(ranks, folder, 2, state, shards)
@@ -84,7 +84,7 @@ def saved(ranks: Ranks, folder: Path, shard_size: int | None, config: OptimizerC
 
 
 def restored(ranks: Ranks, path: Path, shard_size: int | None, config: OptimizerConfig) -> Contents:
-    """Returns what a state has that was another one before it was put back to a checkpoint."""
+    """Return what a state has that was another one before it was put back to a checkpoint."""
     state, shards = state_on(ranks, shard_size, seed=9, config=config)
     take_steps(state, 1)
     assert restore_checkpoint(path, state, shards=shards) == 2

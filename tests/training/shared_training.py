@@ -52,7 +52,7 @@ class Training:
 
 
 def train_on(ranks: Ranks, run: Training) -> Weights:
-    """Returns a rank's weights after the last step."""
+    """Return a rank's weights after the last step."""
     method, model = prepared(run.case)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -67,7 +67,7 @@ def train_on(ranks: Ranks, run: Training) -> Weights:
 
 
 def ended_on(ranks: Ranks, run: Training) -> tuple[str, str]:
-    """Returns the kind and the words of the error that training ends with on a rank."""
+    """Return the kind and the words of the error that training ends with on a rank."""
     try:
         train_on(ranks, run)
     except (RankLost, RunError, SaidElsewhere, SystemExit) as error:
@@ -76,7 +76,7 @@ def ended_on(ranks: Ranks, run: Training) -> tuple[str, str]:
 
 
 def train_ordinarily_on(ranks: Ranks, run: Training) -> Weights:
-    """Returns a rank's weights after ordinary steps.
+    """Return a rank's weights after ordinary steps.
 
     They are those of SGD: some gradients are zero but for rounding (that of the keys' bias), and
     Adam makes whole steps of them.
@@ -89,14 +89,14 @@ def train_ordinarily_on(ranks: Ranks, run: Training) -> Weights:
 
 
 def clipped_of(method: Method, case: Case) -> tuple[ClippingPlan, NoPrivacy]:
-    """Returns how a run of a case clips without noise: what ``plan_of`` draws and clips."""
+    """Return how a run of a case clips without noise: what ``plan_of`` draws and clips."""
     plan = plan_of(method, case)
     shared = {name: getattr(plan, name) for name in ClippingPlan.model_fields}
     return ClippingPlan(**shared), NoPrivacy(name="none", max_grad_norm=NORM)
 
 
 def die_after(step: int) -> None:
-    """Kills this process when a step's weights have moved, before anything is saved."""
+    """Kill this process when a step's weights have moved, before anything is saved."""
     check_weights = loop_module.check_weights
 
     def check_and_die(model: nn.Module, at: int) -> None:

@@ -17,7 +17,7 @@ def saved(tmp_path):
 
 
 def rewrite(path, **changes):
-    """Changes ``state.json`` and computes its checksum anew."""
+    """Change ``state.json`` and compute its checksum anew."""
     state = {**json.loads((path / STATE).read_text()), **changes}
     del state["checksum"]
     digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

@@ -77,7 +77,7 @@ def train(
     at_start: dict[str, str] | None = None,
     between: Callable[[nn.Module], None] = lambda _: None,
 ) -> None:
-    """Trains in steps of one micro-batch or more, and saves nothing but a folder."""
+    """Train in steps of one micro-batch or more, and save nothing but a folder."""
     own = session(folder, model, checkpoint_every=2)
     config = METHODS.named(method)(name=method, **SIZES.get(method, {}))
     if method == "two_phase":
@@ -188,7 +188,7 @@ def test_the_checkpoint_says_what_nothing_moves(tmp_path):
 
 
 def broken_off(folder: Path) -> ResumePoint:
-    """Returns where a run stands that was killed after its third step."""
+    """Return where a run stands that was killed after its third step."""
     with killed(loop_module, "check_weights", 4):
         train(folder, tiny_model())
     return find_resume_point(folder)
@@ -226,7 +226,7 @@ def test_what_changed_before_the_first_step_is_refused(tmp_path):
 
 
 def write_past_torch(ranks: Ranks, run: Training, rank: int, step: int) -> tuple[str, str]:
-    """Returns what a run ends with on a rank, where one of them writes to a frozen weight."""
+    """Return what a run ends with on a rank, where one of them writes to a frozen weight."""
     accumulate = PrivacyEngine.accumulate
 
     def accumulate_and_write(engine: PrivacyEngine, *args: Any) -> MicroBatchResult:

@@ -36,7 +36,7 @@ def in_its_place(path: Path, backup: Path) -> None:
 
 
 def by_another_name(path: Path, backup: Path) -> None:
-    """Makes a second name for the file, as ``cp -al`` does."""
+    """Make a second name for the file, as ``cp -al`` does."""
     (path.parent / "link").hardlink_to(path)
 
 

@@ -32,7 +32,7 @@ INPUTS = torch.arange(6.0)[:, None]
 
 
 def outputs_of(model, rows):
-    """Takes a model's output as the loss."""
+    """Take a model's output as the loss."""
     return model(rows)[:, 0]
 
 
@@ -138,14 +138,14 @@ def clipped(clipping: str = "flat", engine: str = "auto", **settings: Any) -> Ho
 
 
 def trained(folder: Path, how: How | None, **settings: Any) -> dict[str, Tensor]:
-    """Returns the weights after a run without noise, by SGD: Adam would hide a gradient's scale."""
+    """Return the weights after a run without noise, by SGD: Adam would hide a gradient's scale."""
     own = replace(session(folder, without_dropout(), **settings), optimizer=SGD())
     train_ordinarily(own, STEPS, clipped=how)
     return {name: value.detach().clone() for name, value in own.model.named_parameters()}
 
 
 def one_at_a_time(factor: Callable[[float], float]) -> dict[str, Tensor]:
-    """Returns what ``trained`` should, by a loop over single records, and nothing of the engine."""
+    """Return what ``trained`` should, by a loop over single records, and nothing of the engine."""
     model, records = without_dropout(), training_set()
     draws = make_randomness(torch.device("cpu"), 0).sampling
     moved = dict(model.named_parameters())

@@ -45,7 +45,7 @@ def test_trust_rule_9_a_killed_run_goes_on_bit_by_bit(tmp_path, undisturbed, mom
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_has_the_ratios_of_one_that_was_never_disturbed(tmp_path, undisturbed):
-    """Steps 3 and 4 are taken again, and measured again."""
+    """Step 3 and 4 are taken again, and measured again."""
     folder = kill(tmp_path / "run", "inside a checkpoint's write")
     broken = signal_to_noise(folder)
     go_on(folder)
@@ -93,7 +93,7 @@ def test_trust_rule_4_no_generator_state_outlives_a_run_that_broke_off_while_sav
 
 @pytest.mark.slow
 def test_trust_rule_9_a_run_with_redone_steps_is_replayed_like_any_other(tmp_path, caplog):
-    """Steps 3 and 4 are redone as lines 5 and 6; step 5, line 7, is replayed at no cost."""
+    """Step 3 and 4 are redone as lines 5 and 6; step 5, line 7, is replayed at no cost."""
     folder = kill(tmp_path / "run", "after the update")
     settings = {"micro_batch_size": 3, "overspend": True}
     with killed(loop_module, "check_weights", 3):

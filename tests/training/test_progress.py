@@ -31,7 +31,7 @@ def lines(
     seconds: float = 1.0,
     spent: Callable[[int], SpentEpsilon] | None = None,
 ) -> list[str]:
-    """Returns what a session logs whose steps take ``seconds`` each."""
+    """Return what a session logs whose steps take ``seconds`` each."""
     caplog.set_level(logging.INFO)
     now = [0.0]
     with progress(steps) as shown:

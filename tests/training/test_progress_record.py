@@ -51,7 +51,7 @@ def record(folder: Path, *readers: Any, seconds: float = 1.0) -> ProgressRecord:
 
 
 def take(progress: ProgressRecord, start: int, end: int, last: int, **changes: Any) -> None:
-    """Takes the steps from ``start`` to ``end`` of a run that ends at ``last``."""
+    """Take the steps from ``start`` to ``end`` of a run that ends at ``last``."""
     progress.begin(start)
     for step in range(start + 1, end + 1):
         given = {"learning_rate": 0.1, "epsilon": SPENT, **changes}

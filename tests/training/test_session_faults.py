@@ -35,7 +35,7 @@ LONG = Case(noise_multiplier=1.0, steps=5)
 def ended_by(
     ranks: Ranks, run: Training, failing: tuple[int, ...], act: Callable[[], None]
 ) -> tuple[str, str]:
-    """Returns what a run ends with on a rank where some ranks act in their second step."""
+    """Return what a run ends with on a rank where some ranks act in their second step."""
     accumulate = PrivacyEngine.accumulate
 
     def act_and_accumulate(engine: PrivacyEngine, *args: Any) -> MicroBatchResult:
@@ -80,7 +80,7 @@ def test_a_rank_that_dies_in_a_step_ends_the_others_before_it_is_in_the_ledger(
 
 
 def fails_to_save(ranks: Ranks, run: Training) -> tuple[str, str]:
-    """Returns what a run ends with on each rank where rank 0 cannot write its second checkpoint."""
+    """Return what a run ends with on each rank where rank 0 cannot write its second checkpoint."""
     save, calls = training_run.save_checkpoint, list[None]()
 
     def save_once(*args: Any, **kwargs: Any) -> Path:
@@ -105,7 +105,7 @@ def test_a_checkpoint_that_rank_0_cannot_write_ends_the_others_with_its_error(
 
 
 def moves_before_a_full_disk(ranks: Ranks, run: Training) -> tuple[str, int]:
-    """Returns what a run ends with whose second line cannot be written, and how often it moved."""
+    """Return what a run ends with whose second line cannot be written, and how often it moved."""
     record_step, check_weights = JournaledLedger.record_step, loop_module.check_weights
     moved = []
 

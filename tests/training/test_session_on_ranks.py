@@ -79,7 +79,7 @@ def made(folder: Path) -> Path:
 
 
 def first_mask(ranks: Ranks, run: Training) -> list[float]:
-    """Returns the first mask that a rank's model would draw in a run, outside of checks."""
+    """Return the first mask that a rank's model would draw in a run, outside of checks."""
     masks = []
     per_example_losses = training_run_module.per_example_losses
 
@@ -99,7 +99,7 @@ def test_each_rank_drops_out_with_masks_of_its_own(tmp_path: Path) -> None:
 
 
 def starts_kept(ranks: Ranks, run: Training) -> int:
-    """Returns how many starts, which hold the first step's keys, are kept in the second step."""
+    """Return how many starts, which hold the first step's keys, are kept in the second step."""
     found = []
     draw = PrivacyEngine.draw
 

@@ -89,7 +89,7 @@ def test_each_shard_is_a_file_of_its_own_for_the_owner_alone(tmp_path: Path) -> 
 
 
 def refused(ranks: Ranks, path: Path) -> tuple[str, int, str | None]:
-    """Returns what restoring ends with: kind, exit code, and what this rank says of it."""
+    """Return what restoring ends with: kind, exit code, and what this rank says of it."""
     try:
         restored(ranks, path, 2, ADAM)
     except SaidElsewhere as error:
@@ -132,7 +132,7 @@ def test_a_folder_that_a_rank_cannot_see_is_said_to_be_so(tmp_path: Path) -> Non
 
 
 def fails_in_the_second_checkpoint(ranks: Ranks, folder: Path, failing: int, how: str) -> str:
-    """Returns what saving ends with where a rank cannot write its part of a checkpoint."""
+    """Return what saving ends with where a rank cannot write its part of a checkpoint."""
     state, shards = state_on(ranks, 2)
     save_on(ranks, folder, 0, state, shards)
     take_steps(state, 1)

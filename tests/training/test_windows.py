@@ -74,7 +74,7 @@ class Observer:
 
 
 def observed(observer: Observer, monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> None:
-    """Puts the observer in place of the screen and of the log."""
+    """Put the observer in place of the screen and of the log."""
 
     class Bar:
         def __init__(self, *columns, console, disable, refresh_per_second=10) -> None:
@@ -122,7 +122,7 @@ class Watched:
 
 
 def transcript(durations, sessions, monkeypatch, tmp_path, *, terminal: bool, every: int) -> str:
-    """Returns everything that is seen of a run in ``sessions``, each from a step to a step.
+    """Return everything that is seen of a run in ``sessions``, each from a step to a step.
 
     The last one takes the last step, and what it shows of its end is seen, too.
     """
@@ -154,7 +154,7 @@ def transcript(durations, sessions, monkeypatch, tmp_path, *, terminal: bool, ev
 
 
 def some_sessions(random_: random.Random, last_step: int) -> list[tuple[int, int]]:
-    """Returns a run that breaks off up to three times, each time after a checkpoint of its own."""
+    """Return a run that breaks off up to three times, each time after a checkpoint of its own."""
     sessions, start = [], 0
     for _ in range(random_.randint(0, 3)):
         end = random_.randint(start, last_step)

@@ -61,7 +61,7 @@ def training_state(
     steps: int = 10,
     factor: Callable[[int], float] | None = None,
 ) -> TrainingState:
-    """Returns a state before its first step; by default of AdamW and a linear schedule."""
+    """Return a state before its first step; by default of AdamW and a linear schedule."""
     optimizer = optimizer or AdamW().make(model.parameters(), learning_rate=0.1, weight_decay=0.01)
     schedule = schedule or SchedulerConfig(name="linear")
     scheduler = make_scheduler(optimizer, schedule, steps=steps, factor=factor)
@@ -70,7 +70,7 @@ def training_state(
 
 
 def take_steps(state: TrainingState, count: int) -> None:
-    """Takes steps of made-up gradients, which follow from the number of the step alone."""
+    """Take steps of made-up gradients, which follow from the number of the step alone."""
     for _ in range(count):
         generator = torch.Generator().manual_seed(state.scheduler.last_epoch)
         for parameter in state.model.parameters():
@@ -104,7 +104,7 @@ def privacy(seed: int | None = 1) -> DifferentialPrivacy:
 
 
 def session(folder: Path, model=None, **settings) -> TrainingRun:
-    """Returns a run of a small model, its folder made if need be."""
+    """Return a run of a small model, its folder made if need be."""
     folder.mkdir(exist_ok=True)
     model, method = model or tiny_model(), Full(name="full")
     return TrainingRun(
@@ -135,7 +135,7 @@ def train_privately(
     resume_point: ResumePoint | None = None,
     save_model=save_nothing,
 ) -> None:
-    """Takes the steps of a run and closes it, as ``dpft.commands.train`` does."""
+    """Take the steps of a run and close it, as ``dpft.commands.train`` does."""
     run.plan, run.privacy, run.resume_point = plan, privacy, resume_point
     run.epsilon_so_far = epsilon_after
     state = run.initial_state()
@@ -158,7 +158,7 @@ def train_ordinarily(
     clipped: tuple[ClippingPlan, NoPrivacy] | None = None,
     save_model=save_nothing,
 ) -> None:
-    """Takes steps without noise; ``clipped`` says how each gradient is clipped."""
+    """Take steps without noise; ``clipped`` says how each gradient is clipped."""
     sizes = {
         "num_examples": run.plan.num_examples,
         "expected_batch_size": run.settings.expected_batch_size,

@@ -22,11 +22,11 @@ class Modality(ABC):
 
     @abstractmethod
     def head(self, task: Any, architecture: Architecture) -> Head:
-        """Returns what the model must answer with to do the task."""
+        """Return what the model must answer with to do the task."""
 
     @abstractmethod
     def fitted(self, task: Any, architecture: Architecture, extra_positions: int) -> Any:
-        """Returns the task with the size of its records, where the model says it."""
+        """Return the task with the size of its records, where the model says it."""
 
     @abstractmethod
     def check_fit(
@@ -37,7 +37,7 @@ class Modality(ABC):
         max_new_tokens: int | None,
         extra_positions: int = 0,
     ) -> None:
-        """Refuses records that the model has no room for."""
+        """Reject records that the model has no room for."""
 
     @abstractmethod
     def processor(
@@ -49,7 +49,7 @@ class Modality(ABC):
         folder: Path | None = None,
         tokens: tuple[str, ...] = (),
     ) -> Any:
-        """Returns what is saved beside the model: a tokenizer, or an image processor.
+        """Return what is saved beside the model: a tokenizer, or an image processor.
 
         Args:
             task: Of the run.
@@ -61,13 +61,13 @@ class Modality(ABC):
 
     @abstractmethod
     def layout(self, task: Any, architecture: Architecture, head: Head) -> Layout:
-        """Returns how rows would lie in a batch of that model; needs no more than config.json."""
+        """Return how rows would lie in a batch of that model; needs no more than config.json."""
 
     @abstractmethod
     def encoding(
         self, task: Any, architecture: Architecture, head: Head, processor: Any
     ) -> Encoding:
-        """Returns how the task's records become what that model reads."""
+        """Return how the task's records become what that model reads."""
 
 
 MODALITIES: Registry[Modality] = Registry("dpft.commands.modality", key="a task's modality")
@@ -75,5 +75,5 @@ MODALITIES: Registry[Modality] = Registry("dpft.commands.modality", key="a task'
 
 
 def modality_of(task: Task) -> Modality:
-    """Returns what follows from what a task's records are made of."""
+    """Return what follows from what a task's records are made of."""
     return MODALITIES.named(task.modality)

@@ -31,11 +31,11 @@ class ImageProcessing:
     """The steps from an image to a model's input; ``save_pretrained`` as processors have it."""
 
     def __init__(self, values: dict[str, Any]) -> None:
-        """Holds what preprocessor_config.json says."""
+        """Hold what preprocessor_config.json says."""
         self.values = values
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes preprocessor_config.json, which ``AutoImageProcessor`` reads."""
+        """Write preprocessor_config.json, which ``AutoImageProcessor`` reads."""
         write_json(Path(folder) / PREPROCESSOR, self.values)
 
 
@@ -44,7 +44,7 @@ USUAL_SIZE = 224
 
 
 def own_size(config: PretrainedConfig, place: str) -> int:
-    """Returns the height and width that a model was made for.
+    """Return the height and width that a model was made for.
 
     Args:
         config: Of the model.
@@ -71,7 +71,7 @@ def own_size(config: PretrainedConfig, place: str) -> int:
 
 
 def smallest_size(config: Any) -> int:
-    """Returns the product of a model's strides; 1 where config.json does not say them."""
+    """Return the product of a model's strides; 1 where config.json does not say them."""
     if config.model_type == "convnext":
         return int(config.patch_size * 2 ** (len(config.hidden_sizes) - 1))
     if config.model_type == "resnet":
@@ -82,7 +82,7 @@ def smallest_size(config: Any) -> int:
 
 
 def _made_for(config: Any) -> tuple[int, tuple[int, ...]]:
-    """Returns channels, and height and width, of a model's images; no size where any will do."""
+    """Return channels, and height and width, of a model's images; no size where any will do."""
     channels, size = getattr(config, "num_channels", COLOR), getattr(config, "image_size", None)
     if config.model_type == TIMM:
         # What timm makes the model with goes before what its checkpoint was trained on.
@@ -94,7 +94,7 @@ def _made_for(config: Any) -> tuple[int, tuple[int, ...]]:
 
 
 def _timm_checkpoint(config: Any) -> dict[str, Any]:
-    """Returns what the config.json of a model of timm says of its checkpoint; of others nothing."""
+    """Return what the config.json of a model of timm says of its checkpoint; of others nothing."""
     return getattr(config, "pretrained_cfg", None) or {}
 
 
@@ -205,7 +205,7 @@ class ImageModality(Modality):
 
 
 def _for_channels(key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Returns a number for each channel.
+    """Return a number for each channel.
 
     Raises:
         InputError: There are as many numbers as there are neither channels nor one.

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def _room(positions: int, extra_positions: int) -> int:
-    """Returns the positions left for a text, at least one."""
+    """Return the positions left for a text, at least one."""
     if extra_positions >= positions:
         raise InputError(
             f"The prompt or prefix of the method must take fewer than the model's {positions}"
@@ -127,8 +127,7 @@ class TextModality(Modality):
         fitted = task.fitted(room)
         if fitted.longest < task.longest:
             logger.info(
-                "task.max_length=%d: the positions that model=%s has for a text, since none is"
-                " given",
+                "task.max_length: %d (default: the longest text of model=%s)",
                 fitted.longest,
                 architecture.model.name,
             )
@@ -293,7 +292,7 @@ def pair_encoding(
 def text_layout(
     task: Task, architecture: Architecture, head: Head, *, words: tuple[int, ...]
 ) -> TextLayout:
-    """Returns how the task's rows lie in a batch of that model; needs no more than config.json.
+    """Return how the task's rows lie in a batch of that model; needs no more than config.json.
 
     Args:
         task: The task.
@@ -319,7 +318,7 @@ def text_layout(
 
 
 def _fitting(task: Task, encoding: Encoding) -> Encoding:
-    """Returns the encoding of a task's labels once it has made a row of an empty record.
+    """Return the encoding of a task's labels once it has made a row of an empty record.
 
     What must not be cut is the same in every record, so no record need be read to refuse it.
     """
@@ -329,7 +328,7 @@ def _fitting(task: Task, encoding: Encoding) -> Encoding:
 
 
 def _answer(task: Task, head: Head) -> str:
-    """Returns what the task's labels are to that model."""
+    """Return what the task's labels are to that model."""
     if not isinstance(task, ClassificationTask):
         return TEXT
     if head.kind != CLASSIFIER:

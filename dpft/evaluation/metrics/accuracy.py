@@ -26,7 +26,7 @@ from dpft.evaluation.metrics.base import (
     citation="Wang et al. 2019 (GLUE, arXiv 1804.07461), section 3.",
 )
 def accuracy(predicted: Sequence[float], gold: Sequence[float]) -> float:
-    """Returns the share of equal entries, 0..1.
+    """Return the share of equal entries, 0..1.
 
     Raises:
         InputError: They are scores, not classes.
@@ -38,7 +38,7 @@ def accuracy(predicted: Sequence[float], gold: Sequence[float]) -> float:
 
 
 def check_classes(name: str, *columns: Sequence[float]) -> None:
-    """Refuses columns of scores for the metric called ``name``.
+    """Reject columns of scores for the metric called ``name``.
 
     Raises:
         InputError: A number is not whole.
@@ -62,7 +62,7 @@ FIVE = 5
     citation="Russakovsky et al. 2015 (ImageNet, arXiv 1409.0575), section 4.1.",
 )
 def top_5_accuracy(ranked: Sequence[Sequence[float]], gold: Sequence[float]) -> float:
-    """Returns the share of examples whose class is among the first five, 0..1."""
+    """Return the share of examples whose class is among the first five, 0..1."""
     hits = [right in list(classes)[:FIVE] for classes, right in zip(ranked, gold, strict=True)]
     return sum(hits) / len(hits)
 
@@ -73,7 +73,7 @@ def top_5_accuracy(ranked: Sequence[Sequence[float]], gold: Sequence[float]) -> 
     citation="Bu et al. 2022 (arXiv 2210.00036), Table 17.",
 )
 def mean_accuracy(predicted: Sequence[Sequence[float]], gold: Sequence[Sequence[float]]) -> float:
-    """Returns the mean over attributes of the share of equal entries, 0..1.
+    """Return the mean over attributes of the share of equal entries, 0..1.
 
     Every attribute has as many examples, so that it is the share of all entries.
     """
@@ -93,7 +93,7 @@ def mean_accuracy(predicted: Sequence[Sequence[float]], gold: Sequence[Sequence[
     key="accuracy",
 )
 def text_accuracy(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Returns the share of predictions that equal a reference, blanks at the ends aside, 0..1.
+    """Return the share of predictions that equal a reference, blanks at the ends aside, 0..1.
 
     >>> text_accuracy(["positive", "Positive", " 3.8"], [["positive"], ["positive"], ["3.8"]])
     0.6666666666666666
@@ -111,7 +111,7 @@ def text_accuracy(predictions: Sequence[str], references: Sequence[Sequence[str]
     citation="Ponomareva et al. 2022 (Findings of ACL), section 4.",
 )
 def token_accuracy(right_counts: Sequence[int], token_counts: Sequence[int]) -> float:
-    """Returns the share of right tokens, every token of every reference counting the same.
+    """Return the share of right tokens, every token of every reference counting the same.
 
     >>> token_accuracy([3, 0], [4, 2])
     0.5

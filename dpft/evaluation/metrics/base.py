@@ -52,7 +52,7 @@ class NotComputed(Exception):
 
 
 def nothing_missing(settings: MetricsConfig) -> str | None:
-    """Returns None: a metric that needs no more than dpft itself."""
+    """Return None: a metric that needs no more than dpft itself."""
     return None
 
 
@@ -114,7 +114,7 @@ def better_value(metric: str) -> str | None:
 def metric(
     inputs: str, *, description: str, citation: str, **options: Any
 ) -> Callable[[Score], Score]:
-    """Returns a decorator that registers a function as the metric of its name."""
+    """Return a decorator that registers a function as the metric of its name."""
 
     def registered(score: Score) -> Score:
         spec = MetricSpec(
@@ -132,7 +132,7 @@ def metric(
 
 
 def metric_specs(names: Sequence[str]) -> list[MetricSpec]:
-    """Returns the metrics of a task.
+    """Return the metrics of a task.
 
     Raises:
         InputError: There is no such metric, or two would share a key of metrics.json.
@@ -152,7 +152,7 @@ def metric_specs(names: Sequence[str]) -> list[MetricSpec]:
 
 
 def missing_modules(*names: str) -> str | None:
-    """Returns why modules of the ``metrics`` extra cannot be used; None where they can.
+    """Return why modules of the ``metrics`` extra cannot be used; None where they can.
 
     Args:
         names: Modules, imported here: one that is installed but broken counts as missing.
@@ -166,14 +166,14 @@ def missing_modules(*names: str) -> str | None:
 
 
 def missing_java() -> str | None:
-    """Returns why no Java program can be run; None where one can."""
+    """Return why no Java program can be run; None where one can."""
     if shutil.which("java") is None:
         return "needs Java; install a Java runtime (8 or newer)"
     return None
 
 
 def missing_folder(key: str, folder: str | None, example: str) -> str | None:
-    """Returns why there is no model folder; None where there is."""
+    """Return why there is no model folder; None where there is."""
     if folder is None:
         return f"needs a model folder; set {key}=DIR (a download of {example}, say)"
     if not Path(folder).is_dir():
@@ -197,7 +197,7 @@ _PUNCTUATION = frozenset(".?!,:;-`'\"")
 
 
 def ptb_tokens(text: str, language: str | None = None) -> list[str]:
-    """Returns the text's lower-cased tokens without punctuation.
+    """Return the text's lower-cased tokens without punctuation.
 
     Unless the language is English, each character of a script without blanks is a token.
 
@@ -210,7 +210,7 @@ def ptb_tokens(text: str, language: str | None = None) -> list[str]:
 
 
 def ngrams(tokens: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
-    """Returns every n consecutive tokens, in order; none of a shorter sequence.
+    """Return every n consecutive tokens, in order; none of a shorter sequence.
 
     >>> list(ngrams("a b c".split(), 2))
     [('a', 'b'), ('b', 'c')]

@@ -63,7 +63,7 @@ def bertscore(
 
 
 def best_layers(folder: Path, config: "PretrainedConfig") -> int:
-    """Returns how many layers to use: the library's choice for a folder of that model's name."""
+    """Return how many layers to use: the library's choice for a folder of that model's name."""
     from bert_score.utils import model2layers
 
     by_name = {name.rpartition("/")[2]: layers for name, layers in model2layers.items()}
@@ -73,7 +73,7 @@ def best_layers(folder: Path, config: "PretrainedConfig") -> int:
 
 
 def _f1(predictions: list[str], references: list[str], settings: MetricsConfig) -> list[float]:
-    """Returns the F1 of each pair of texts, none of them empty."""
+    """Return the F1 of each pair of texts, none of them empty."""
     from bert_score.utils import bert_cos_score_idf
 
     from dpft.devices import best_device
@@ -96,7 +96,7 @@ def _f1(predictions: list[str], references: list[str], settings: MetricsConfig) 
 
 
 def _encoder(folder: Path, layers: int | None) -> "tuple[nn.Module, PreTrainedTokenizerBase]":
-    """Returns the encoder of a folder, its first ``layers`` alone, and its tokenizer."""
+    """Return the encoder of a folder, its first ``layers`` alone, and its tokenizer."""
     from transformers import AutoConfig, AutoModel
 
     try:
@@ -124,7 +124,7 @@ def _encoder(folder: Path, layers: int | None) -> "tuple[nn.Module, PreTrainedTo
 
 
 def _tokenizer(folder: Path, config: "PretrainedConfig") -> "PreTrainedTokenizerBase":
-    """Returns the model's tokenizer, which cuts texts to the positions that the model has."""
+    """Return the model's tokenizer, which cuts texts to the positions that the model has."""
     from transformers import AutoTokenizer
 
     # RoBERTa and its kin tell a word by the blank before it

@@ -36,7 +36,7 @@ def signature(language: str | None) -> str:
 def bleu(
     predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
 ) -> float:
-    """Returns the corpus BLEU with up to 4-grams, 0..100."""
+    """Return the corpus BLEU with up to 4-grams, 0..100."""
     score = bleu_scorer(language).corpus_score(list(predictions), reference_streams(references))
     return float(score.score)
 

@@ -36,7 +36,7 @@ _KEY = "metrics.bleurt_model"
 def bleurt(
     predictions: Sequence[str], references: Sequence[Sequence[str]], settings: MetricsConfig
 ) -> float:
-    """Returns the mean over inputs of the best reference's score, about -2..1.
+    """Return the mean over inputs of the best reference's score, about -2..1.
 
     Raises:
         InputError: The folder holds no sequence classifier with one output.
@@ -87,7 +87,7 @@ def _batches(pairs: Sequence[tuple[str, str]]) -> Iterator[Sequence[tuple[str, s
 def _scores(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", pairs: Sequence[tuple[str, str]]
 ) -> list[float]:
-    """Returns the model's output for each pair of reference and prediction."""
+    """Return the model's output for each pair of reference and prediction."""
     import torch
 
     inputs = tokenizer(

@@ -21,7 +21,7 @@ from dpft.evaluation.metrics.base import TEXTS, NotComputed, metric, missing_mod
 def cider(
     predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
 ) -> float:
-    """Returns the mean CIDEr of the predictions, 0..10; 0 for a single input.
+    """Return the mean CIDEr of the predictions, 0..10; 0 for a single input.
 
     Raises:
         NotComputed: No reference has a word.

@@ -15,7 +15,7 @@ from dpft.evaluation.metrics.base import TEXTS, NotComputed, metric, ngrams, ptb
 def distinct_1(
     predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
 ) -> float:
-    """Returns distinct unigrams over unigrams of all predictions together, 0..1.
+    """Return distinct unigrams over unigrams of all predictions together, 0..1.
 
     Raises:
         NotComputed: No prediction has a word.
@@ -33,7 +33,7 @@ def distinct_1(
 def distinct_2(
     predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
 ) -> float:
-    """Returns distinct bigrams over bigrams of all predictions together, 0..1.
+    """Return distinct bigrams over bigrams of all predictions together, 0..1.
 
     Raises:
         NotComputed: No prediction has two words.

@@ -12,7 +12,7 @@ from dpft.evaluation.metrics.base import LABELS, metric
     citation="Matthews 1975 (Biochimica et Biophysica Acta 405); Gorodkin 2004 for more classes.",
 )
 def matthews_correlation(predicted: Sequence[float], gold: Sequence[float]) -> float:
-    """Returns the correlation of classes, -1..1; 0 where either holds one class only.
+    """Return the correlation of classes, -1..1; 0 where either holds one class only.
 
     Raises:
         InputError: They are scores, not classes.

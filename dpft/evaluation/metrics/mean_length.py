@@ -16,7 +16,7 @@ from dpft.evaluation.words import spaced
 def mean_length(
     predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
 ) -> float:
-    """Returns the mean number of words, from 0 upwards.
+    """Return the mean number of words, from 0 upwards.
 
     >>> mean_length(["It's a pub.", ""], [["x"], ["y"]])
     1.5

@@ -40,7 +40,7 @@ _METEOR = ("-", "-", "-stdio", "-l", "en", "-norm")
     missing=lambda settings: missing_java() or missing_modules("pycocoevalcap.meteor.meteor"),
 )
 def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Returns METEOR of the corpus over lower-cased tokens without punctuation, 0..1.
+    """Return METEOR of the corpus over lower-cased tokens without punctuation, 0..1.
 
     Raises:
         NotComputed: The Java program cannot be started or breaks off.
@@ -59,7 +59,7 @@ def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> f
     missing=lambda settings: missing_java() or missing_modules("pycocoevalcap.meteor.meteor"),
 )
 def meteor_plain(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Returns METEOR of the corpus over the texts as they are written, 0..1.
+    """Return METEOR of the corpus over the texts as they are written, 0..1.
 
     Raises:
         NotComputed: The Java program cannot be started or breaks off.
@@ -69,7 +69,7 @@ def meteor_plain(predictions: Sequence[str], references: Sequence[Sequence[str]]
 
 
 def corpus_score(lines: Sequence[str]) -> float:
-    """Returns the program's score of the corpus, 0..1.
+    """Return the program's score of the corpus, 0..1.
 
     Args:
         lines: One for each input, ``SCORE ||| reference ||| … ||| prediction``.
@@ -92,7 +92,7 @@ def corpus_score(lines: Sequence[str]) -> float:
 
 
 def score_line(prediction: str, references: Sequence[str]) -> str:
-    """Returns the program's line for one input, of tokens: it holds no line end and no other |||.
+    """Return the program's line for one input, of tokens: it holds no line end and no other |||.
 
     >>> score_line("A pub|||bar.", ["A pub."])
     'SCORE ||| a pub ||| a pub | | | bar'
@@ -101,7 +101,7 @@ def score_line(prediction: str, references: Sequence[str]) -> str:
 
 
 def plain_line(prediction: str, references: Sequence[str]) -> str:
-    """Returns the program's line for one input; blanks and line ends become one blank each.
+    """Return the program's line for one input; blanks and line ends become one blank each.
 
     >>> plain_line("A pub|||bar.", ["A  pub."])
     'SCORE ||| A pub. ||| A pub bar.'
@@ -111,20 +111,20 @@ def plain_line(prediction: str, references: Sequence[str]) -> str:
 
 
 def scorer_line(texts: Sequence[str]) -> str:
-    """Returns the program's line for one input."""
+    """Return the program's line for one input."""
     line = SEPARATOR.join(["SCORE", *texts])
     return line.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair is no text
 
 
 def jar() -> Path:
-    """Returns the path of the program, which finds its tables beside itself."""
+    """Return the path of the program, which finds its tables beside itself."""
     package = find_spec("pycocoevalcap")
     assert package is not None and package.submodule_search_locations
     return Path(package.submodule_search_locations[0]) / "meteor" / "meteor-1.5.jar"
 
 
 def _dialogue(program: "subprocess.Popen[str]", lines: Sequence[str]) -> float:
-    """Returns the score of the corpus: statistics of each input first, then all of them at once."""
+    """Return the score of the corpus: statistics of each input first, then all of them at once."""
     assert program.stdin is not None and program.stdout is not None
     statistics = []
     for line in lines:

@@ -31,7 +31,7 @@ Ngram = tuple[str, ...]
 def nist(
     predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
 ) -> float:
-    """Returns the corpus NIST with up to 5-grams, from 0 upwards."""
+    """Return the corpus NIST with up to 5-grams, from 0 upwards."""
     tokenize: Callable[[str], str] = bleu_scorer(language).tokenizer
     written = [tokenize(text.lower()).split() for text in predictions]
     compared = [[tokenize(text.lower()).split() for text in texts] for texts in references]
@@ -69,7 +69,7 @@ def information_gained(
 
 
 def length_penalty(predictions: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> float:
-    """Returns exp(-BETA ln²(min(1, length / mean reference length))), 0..1."""
+    """Return exp(-BETA ln²(min(1, length / mean reference length))), 0..1."""
     lengths = [len(text) for texts in references for text in texts]
     expected = sum(lengths) * len(references) / len(lengths)
     ratio = min(1.0, sum(map(len, predictions)) / expected) if expected else 0.0

@@ -17,7 +17,7 @@ from dpft.evaluation.metrics.base import LIKELIHOODS, LOWER, NotComputed, metric
     better=LOWER,
 )
 def perplexity(nll_sums: Sequence[float], token_counts: Sequence[int]) -> float:
-    """Returns exp(total negative log-likelihood / total tokens), from 1 upwards.
+    """Return exp(total negative log-likelihood / total tokens), from 1 upwards.
 
     >>> round(perplexity([math.log(8.0), math.log(2.0)], [3, 1]), 12)
     2.0

@@ -36,7 +36,7 @@ BETA = 1.2
 def rouge_1(
     predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
 ) -> float:
-    """Returns the mean F-measure of unigrams, 0..1."""
+    """Return the mean F-measure of unigrams, 0..1."""
     return best_rouge("rouge1", predictions, references, language)
 
 
@@ -51,7 +51,7 @@ def rouge_1(
 def rouge_2(
     predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
 ) -> float:
-    """Returns the mean F-measure of bigrams, 0..1."""
+    """Return the mean F-measure of bigrams, 0..1."""
     return best_rouge("rouge2", predictions, references, language)
 
 
@@ -67,7 +67,7 @@ def rouge_2(
 def rouge_score_l(
     predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
 ) -> float:
-    """Returns the mean F-measure of the longest common subsequence, with beta 1, 0..1."""
+    """Return the mean F-measure of the longest common subsequence, with beta 1, 0..1."""
     return best_rouge("rougeL", predictions, references, language)
 
 
@@ -81,7 +81,7 @@ def rouge_score_l(
 def rouge_l(
     predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
 ) -> float:
-    """Returns the mean ROUGE-L of the predictions, 0..1."""
+    """Return the mean ROUGE-L of the predictions, 0..1."""
     scores = [
         segment_rouge_l(
             ptb_tokens(prediction, language), [ptb_tokens(text, language) for text in texts]
@@ -97,7 +97,7 @@ def best_rouge(
     references: Sequence[Sequence[str]],
     language: str | None = None,
 ) -> float:
-    """Returns the mean over inputs of the best reference's F-measure, 0..1."""
+    """Return the mean over inputs of the best reference's F-measure, 0..1."""
     from rouge_score.rouge_scorer import RougeScorer
     from rouge_score.tokenizers import DefaultTokenizer
 
@@ -138,7 +138,7 @@ _WORD = regex.compile(r"[^\W_]+")
 
 
 def segment_rouge_l(prediction: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Returns (1 + beta²)PR / (R + beta²P) for one prediction (Lin 2004, equations 2 to 4).
+    """Return (1 + beta²)PR / (R + beta²P) for one prediction (Lin 2004, equations 2 to 4).
 
     Precision P and recall R are the largest over the references, each on its own, as in
     coco-caption. A prediction without tokens scores 0.
@@ -152,7 +152,7 @@ def segment_rouge_l(prediction: Sequence[str], references: Sequence[Sequence[str
 
 
 def longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
-    """Returns the length of the longest sequence of tokens that both hold in order.
+    """Return the length of the longest sequence of tokens that both hold in order.
 
     >>> longest_common_subsequence("the cat sat on the mat".split(), "the mat the cat".split())
     2

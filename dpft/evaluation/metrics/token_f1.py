@@ -26,7 +26,7 @@ _PUNCTUATION = re.compile(r"[!\"#$%&()*+,\-./:;<=>?@\[\]\\^`{|}~_']")
 def token_f1(
     predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
 ) -> float:
-    """Returns the mean over inputs of the best reference's F1, 0..1."""
+    """Return the mean over inputs of the best reference's F1, 0..1."""
     scores = [
         max(pair_f1(words(prediction, language), words(text, language)) for text in texts)
         for prediction, texts in zip(predictions, references, strict=True)
@@ -35,7 +35,7 @@ def token_f1(
 
 
 def words(text: str, language: str | None = None) -> list[str]:
-    """Returns the words that ParlAI compares.
+    """Return the words that ParlAI compares.
 
     Articles are dropped for English, and if no language is set.
 
@@ -49,6 +49,6 @@ def words(text: str, language: str | None = None) -> list[str]:
 
 
 def pair_f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
-    """Returns 2PR / (P + R) of the words in common, each as often as both have it."""
+    """Return 2PR / (P + R) of the words in common, each as often as both have it."""
     common = sum((Counter(prediction) & Counter(reference)).values())
     return 2 * common / (len(prediction) + len(reference)) if common else 0.0

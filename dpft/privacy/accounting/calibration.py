@@ -54,7 +54,7 @@ _FLOOR = 1e-12
 
 
 def smallest_noise(curve: Curve, eps: float, *, start: float, tolerance: float = 1e-3) -> float:
-    """Returns the smallest noise multiplier at which ``curve`` is at most ``eps``.
+    """Return the smallest noise multiplier at which ``curve`` is at most ``eps``.
 
     Args:
         curve: Epsilon at a noise multiplier, not rising in it but for ripples.
@@ -86,7 +86,7 @@ def smallest_noise(curve: Curve, eps: float, *, start: float, tolerance: float =
 
 
 def _evaluate(curve: Curve, noise_multiplier: float) -> _Point:
-    """Returns (noise multiplier, epsilon), the noise rounded up to six digits and kept in range."""
+    """Return (noise multiplier, epsilon), the noise rounded up to six digits and kept in range."""
     digits = Context(prec=6, rounding=ROUND_CEILING)
     noise = float(digits.create_decimal(Decimal(repr(noise_multiplier))))
     noise = min(max(noise, MIN_NOISE), MAX_NOISE)
@@ -102,7 +102,7 @@ def _tighten(low: _Point, high: _Point, eps: float, point: _Point) -> tuple[_Poi
 
 
 def _bracket(curve: Curve, eps: float, slack: float, start: _Point) -> tuple[_Point, _Point]:
-    """Returns (noise multiplier, epsilon) above and at or below the target."""
+    """Return (noise multiplier, epsilon) above and at or below the target."""
     previous = point = start
     # Epsilon falls at least about as fast as 1/noise: a step in proportion mostly crosses over.
     stretch = min(0.4, 1.1 * abs(_log(point[1]) - _log(eps - slack / 2)))
@@ -129,7 +129,7 @@ def _check_range(point: _Point, eps: float) -> None:
 
 
 def _between(low: _Point, high: _Point, eps: float) -> float:
-    """Returns where the line through both points, on logarithms, meets ``eps``."""
+    """Return where the line through both points, on logarithms, meets ``eps``."""
     top, bottom = _log(low[1]), _log(high[1])
     share = min(max((top - _log(eps)) / (top - bottom), 0.001), 0.999)
     growth: float = (high[0] / low[0]) ** share
@@ -154,7 +154,7 @@ def calibrate_noise_multiplier(
     steps: int,
     accountant: str = "prv",
 ) -> tuple[float, Calibration]:
-    """Returns the smallest noise multiplier that keeps the reported epsilon within ``eps``.
+    """Return the smallest noise multiplier that keeps the reported epsilon within ``eps``.
 
     Args:
         eps: Target epsilon, above 0.
@@ -198,7 +198,7 @@ class _Calibrator:
         self._eps = eps
 
     def first_of(self, order: tuple[str, ...]) -> tuple[float, Calibration]:
-        """Returns the calibration by the first accountant of ``order`` that can.
+        """Return the calibration by the first accountant of ``order`` that can.
 
         Raises:
             InputError: None can.
@@ -231,7 +231,7 @@ class _Calibrator:
         return smallest_noise(self._curve("pld"), self._eps, start=self._enough)
 
     def _by_prv(self) -> float:
-        """Starts where PLD meets the target less PRV's own error: one or two evaluations."""
+        """Start where PLD meets the target less PRV's own error: one or two evaluations."""
         if self._mechanism.accounted_rate == 1:
             return smallest_noise(self._curve("prv"), self._eps, start=self._enough)
         margin = min(0.002, 0.02 * self._eps)

@@ -57,7 +57,7 @@ class EpsilonCurve(StrictModel):
             raise ValueError("steps, epsilons and accountants must be as many")
 
     def after(self, steps: int) -> SpentEpsilon | None:
-        """Returns the bound of ``steps`` steps; None beyond the curve's last."""
+        """Return the bound of ``steps`` steps; None beyond the curve's last."""
         place = bisect_left(self.steps, steps)
         if place == len(self.steps):
             return None
@@ -65,7 +65,7 @@ class EpsilonCurve(StrictModel):
 
 
 def curve_grid(steps: int) -> list[int]:
-    """Returns at most ``POINTS`` numbers of steps, from 1 to ``steps``, the closer the fewer.
+    """Return at most ``POINTS`` numbers of steps, from 1 to ``steps``, the closer the fewer.
 
     Epsilon grows about as their square root, so that squares are evenly spaced in epsilon.
 
@@ -128,7 +128,7 @@ class EpsilonSoFar:
     """
 
     def __init__(self, plan: PrivacyPlan, curve: EpsilonCurve) -> None:
-        """Prepares for a plan.
+        """Prepare for a plan.
 
         Args:
             plan: The mechanism, and if it was calibrated, the bound of all of its steps.
@@ -151,7 +151,7 @@ class EpsilonSoFar:
 
 
 def _rdp_bound(mechanism: Mechanism) -> float:
-    """Returns RDP's bound, infinite where it has none."""
+    """Return RDP's bound, infinite where it has none."""
     try:
         upper = evaluate("rdp", mechanism).upper
     except AccountantError:
@@ -202,7 +202,7 @@ def epsilon_over_steps(
 
 
 def step_grid(steps: int) -> list[int]:
-    """Returns 1 and the whole numbers nearest above even parts of ``steps``.
+    """Return 1 and the whole numbers nearest above even parts of ``steps``.
 
     >>> step_grid(3), step_grid(410)[:4], step_grid(410)[-1]
     ([1, 2, 3], [1, 26, 52, 77], 410)

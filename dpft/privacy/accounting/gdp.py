@@ -17,7 +17,7 @@ _FAR = -30.0
 
 
 def epsilon(mechanism: SampledGaussian) -> Epsilon:
-    """Returns the central-limit estimate, without bounds.
+    """Return the central-limit estimate, without bounds.
 
     Args:
         mechanism: What to estimate; its ``delta`` is the target.
@@ -33,7 +33,7 @@ def epsilon(mechanism: SampledGaussian) -> Epsilon:
 
 
 def noise_multiplier(*, eps: float, delta: float, sample_rate: float, steps: int) -> float:
-    """Returns the noise multiplier whose central-limit estimate is ``eps``: a first guess.
+    """Return the noise multiplier whose central-limit estimate is ``eps``: a first guess.
 
     Args:
         eps: Target epsilon, above 0.
@@ -47,7 +47,7 @@ def noise_multiplier(*, eps: float, delta: float, sample_rate: float, steps: int
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Returns the epsilon of a mu-Gaussian-DP mechanism (Dong et al. 2019, Corollary 2.13).
+    """Return the epsilon of a mu-Gaussian-DP mechanism (Dong et al. 2019, Corollary 2.13).
 
     The epsilon at which delta = Phi(-eps/mu + mu/2) - exp(eps) * Phi(-eps/mu - mu/2).
 
@@ -61,7 +61,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(eps: float, delta: float) -> float:
-    """Returns the mu at which a Gaussian mechanism has this epsilon: ``gaussian_epsilon`` inverted.
+    """Return the mu at which a Gaussian mechanism has this epsilon: ``gaussian_epsilon`` inverted.
 
     Args:
         eps: Its epsilon, above 0.
@@ -71,7 +71,7 @@ def gaussian_mu(eps: float, delta: float) -> float:
 
 
 def _log_delta(mu: float, eps: float) -> float:
-    """Returns log delta of Corollary 2.13, in logarithms so that no tail underflows."""
+    """Return log delta of Corollary 2.13, in logarithms so that no tail underflows."""
     first = _log_normal_cdf(-eps / mu + mu / 2)
     second = eps + _log_normal_cdf(-eps / mu - mu / 2)
     if second >= first:
@@ -80,7 +80,7 @@ def _log_delta(mu: float, eps: float) -> float:
 
 
 def _log_normal_cdf(x: float) -> float:
-    """Returns log Phi(x), as scipy's ``log_ndtr``, whose import takes longer than an answer."""
+    """Return log Phi(x), as scipy's ``log_ndtr``, whose import takes longer than an answer."""
     if x > _FAR:
         return math.log(math.erfc(-x / math.sqrt(2)) / 2)
     square = x**-2  # Abramowitz and Stegun, 26.2.12
@@ -89,7 +89,7 @@ def _log_normal_cdf(x: float) -> float:
 
 
 def _root(increasing: Callable[[float], float], high: float) -> float:
-    """Returns the positive root of an increasing function, by doubling and then halving."""
+    """Return the positive root of an increasing function, by doubling and then halving."""
     while increasing(high) < 0:
         high *= 2
     low = 0.0

@@ -44,7 +44,7 @@ LITTLE_SHARE = 0.5
 def signal_share(
     mechanism: SampledGaussian, *, expected_batch_size: float, trainable_parameters: int
 ) -> float:
-    """Returns the best case of all gradients of a run over their noise, in length.
+    """Return the best case of all gradients of a run over their noise, in length.
 
     Args:
         mechanism: Of the whole run.
@@ -56,7 +56,7 @@ def signal_share(
 
 
 def signal_notes(share: float) -> list[str]:
-    """Returns what raises the share of signal where it leaves little to learn; else nothing.
+    """Return what raises the share of signal where it leaves little to learn; else nothing.
 
     Where it leaves nothing at all, ``noise_warnings`` says so instead.
     """
@@ -72,7 +72,7 @@ def signal_notes(share: float) -> list[str]:
 def noise_warnings(
     mechanism: SampledGaussian, *, expected_batch_size: float, trainable_parameters: int = 1
 ) -> list[str]:
-    """Returns a warning where noise drowns any signal, else none.
+    """Return a warning where noise drowns any signal, else none.
 
     Args:
         mechanism: Of the whole run.
@@ -102,7 +102,7 @@ LEAST_ERROR = Decimal("1e-6")
 
 
 def lowest_attack_error(epsilon: float, delta: float) -> Decimal:
-    """Returns how often, at least, a test of membership is wrong, in [0, 1/2].
+    """Return how often, at least, a test of membership is wrong, in [0, 1/2].
 
     Args:
         epsilon: At least 0.
@@ -113,7 +113,7 @@ def lowest_attack_error(epsilon: float, delta: float) -> Decimal:
 
 
 def best_attack_accuracy(epsilon: float, delta: float) -> str | None:
-    """Returns, in percent and rounded up, how often a test of membership can be right.
+    """Return, in percent and rounded up, how often a test of membership can be right.
 
     None where that is so close to always that the bound tells nothing.
 

@@ -76,7 +76,7 @@ class SampledGaussian:
         return min(1.0, self.sample_rate * (1 + RATE_MARGIN))
 
     def event(self) -> "dp_accounting.DpEvent":
-        """Returns the mechanism as dp_accounting's event, for add-or-remove-one neighbors.
+        """Return the mechanism as dp_accounting's event, for add-or-remove-one neighbors.
 
         Its sampling probability is ``accounted_rate``.
         """
@@ -112,7 +112,7 @@ class Composition:
         return sum(part.steps for part in self.parts)
 
     def event(self) -> "dp_accounting.DpEvent":
-        """Returns the parts, one after the other, as one event of dp_accounting."""
+        """Return the parts, one after the other, as one event of dp_accounting."""
         import dp_accounting
 
         return dp_accounting.ComposedDpEvent([part.event() for part in self.parts])
@@ -152,7 +152,7 @@ class Epsilon:
 
 
 def rounding_slack(steps: int, precision: float) -> float:
-    """Returns how much probability a composition by FFT may have lost or invented.
+    """Return how much probability a composition by FFT may have lost or invented.
 
     An FFT carries a relative error of about ``precision`` per frequency; raising the transform
     to the power ``steps`` multiplies it by ``steps``, and the inverse spreads it over the tail
@@ -169,7 +169,7 @@ def rounding_slack(steps: int, precision: float) -> float:
 
 
 def delta_within_rounding(mechanism: Mechanism, precision: float) -> float:
-    """Returns the smaller delta at which an FFT accountant must be asked to stay an upper bound.
+    """Return the smaller delta at which an FFT accountant must be asked to stay an upper bound.
 
     Raises:
         AccountantError: Rounding could take more than half of delta.

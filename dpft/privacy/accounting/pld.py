@@ -50,7 +50,7 @@ GRID = f"value_discretization_interval {INTERVAL:g} ({FINE_INTERVAL:g} below {SM
 
 
 def epsilon(mechanism: Mechanism, interval: float = INTERVAL) -> Epsilon:
-    """Returns the PLD upper bound, for add-or-remove-one neighbors.
+    """Return the PLD upper bound, for add-or-remove-one neighbors.
 
     Args:
         mechanism: What to account for; its ``delta`` is the target.
@@ -93,7 +93,7 @@ def deltas(
 
 @lru_cache(maxsize=4)
 def _composed(mechanism: Mechanism, interval: float) -> "PrivacyLossDistribution":
-    """Returns the distribution of all steps, kept: more than one question is asked of it."""
+    """Return the distribution of all steps, kept: more than one question is asked of it."""
     import dp_accounting
 
     parts = mechanism.parts if isinstance(mechanism, Composition) else (mechanism,)
@@ -140,7 +140,7 @@ def _check_size(points: float, most: int) -> None:
 def _one_step(
     noise_multiplier: float, sample_rate: float, interval: float
 ) -> "PrivacyLossDistribution":
-    """Returns the distribution of one step, kept: most of the price of a number of steps."""
+    """Return the distribution of one step, kept: most of the price of a number of steps."""
     import dp_accounting
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 

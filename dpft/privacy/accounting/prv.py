@@ -34,7 +34,7 @@ EXACT = "exact analytic Gaussian"
 
 
 def epsilon(mechanism: SampledGaussian, longest: int | None = None) -> Epsilon:
-    """Returns lower bound, estimate and upper bound; all three equal where sample_rate is 1.
+    """Return lower bound, estimate and upper bound; all three equal where sample_rate is 1.
 
     Args:
         mechanism: What to account for; its ``delta`` is the target.
@@ -78,7 +78,7 @@ def _kept_accountant(mechanism: SampledGaussian) -> "PRVAccountant | AccountantE
 
 
 def _accountant(mechanism: SampledGaussian) -> "PRVAccountant":
-    """Returns the library's accountant of up to the mechanism's steps."""
+    """Return the library's accountant of up to the mechanism's steps."""
     import prv_accountant
     from prv_accountant.accountant import compute_safe_domain_size
 

@@ -32,7 +32,7 @@ GRID = f"{len(ORDERS)} Renyi orders from 1.1 to 4096"
 
 
 def epsilon(mechanism: Mechanism) -> Epsilon:
-    """Returns the RDP upper bound, for add-or-remove-one neighbors.
+    """Return the RDP upper bound, for add-or-remove-one neighbors.
 
     Args:
         mechanism: What to account for; its ``delta`` is the target.
@@ -42,7 +42,7 @@ def epsilon(mechanism: Mechanism) -> Epsilon:
 
 
 def curve(mechanism: SampledGaussian) -> "NDArray[np.float64]":
-    """Returns the Renyi divergence at each of ``ORDERS``, for add-or-remove-one neighbors.
+    """Return the Renyi divergence at each of ``ORDERS``, for add-or-remove-one neighbors.
 
     Args:
         mechanism: What to account for; its ``delta`` is not read.
@@ -79,7 +79,7 @@ _SMALL = 30.0
 
 @cache
 def _terms_of_whole_orders() -> "tuple[NDArray[Any], ...]":
-    """Returns the whole orders, with the next of each broken one, and what of their terms is fixed.
+    """Return the whole orders, with the next of each broken one, and what of their terms is fixed.
 
     That is, of each term, order by order: its order a, its power k = 2 to a and log(a over k). The
     last are the places at which orders begin.
@@ -95,7 +95,7 @@ def _terms_of_whole_orders() -> "tuple[NDArray[Any], ...]":
 
 
 def _at_whole_orders(noise: float, rate: float) -> "tuple[NDArray[Any], NDArray[np.float64]]":
-    """Returns whole orders and the divergence at each (Mironov et al. 2019, section 3.3).
+    """Return whole orders and the divergence at each (Mironov et al. 2019, section 3.3).
 
     A = sum over k of (a over k) (1-q)^(a-k) q^k exp((k^2 - k) / (2 noise^2)), and without the exp
     the sum is 1. So A - 1 is the sum with exp(...) - 1, whose terms are 0 or more, from k = 2 on.
@@ -114,7 +114,7 @@ def _at_whole_orders(noise: float, rate: float) -> "tuple[NDArray[Any], NDArray[
 def _at_broken_orders(
     noise: float, rate: float, orders: "NDArray[np.float64]"
 ) -> "NDArray[np.float64]":
-    """Returns the divergence at orders that are not whole; infinity where the series is too long.
+    """Return the divergence at orders that are not whole; infinity where the series is too long.
 
     A is an integral over (-inf, z0] and one over [z0, inf), each a series of its own (Mironov et
     al. 2019, section 3.3), whose terms' amounts are added here, an upper bound.
@@ -149,7 +149,7 @@ def _at_broken_orders(
 
 
 def epsilon_of_curve(divergences: "NDArray[np.float64]", delta: float) -> Epsilon:
-    """Returns the upper bound that divergences at ``ORDERS`` convert to.
+    """Return the upper bound that divergences at ``ORDERS`` convert to.
 
     Args:
         divergences: At each of ``ORDERS``, shape (len(ORDERS),).

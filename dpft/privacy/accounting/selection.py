@@ -77,7 +77,7 @@ class TrialCount:
         return self.eta * (1 - self.gamma) / (self.gamma * missing)
 
     def quantile(self, share: float) -> int:
-        """Returns the least number of trials that at most a ``share`` of all searches exceeds.
+        """Return the least number of trials that at most a ``share`` of all searches exceeds.
 
         The probabilities are Definition 1's, in floating point: for planning, not for drawing.
         """
@@ -91,7 +91,7 @@ class TrialCount:
 
 
 def selection_curve(trial: NDArray[np.float64], count: TrialCount) -> NDArray[np.float64]:
-    """Returns the Renyi divergence of releasing the best trial, at each of ``rdp.ORDERS``.
+    """Return the Renyi divergence of releasing the best trial, at each of ``rdp.ORDERS``.
 
     Args:
         trial: That of one trial, shape (len(rdp.ORDERS),).
@@ -109,7 +109,7 @@ def selection_curve(trial: NDArray[np.float64], count: TrialCount) -> NDArray[np
 
 
 def selection_epsilon(trials: Iterable[SampledGaussian], count: TrialCount) -> Epsilon:
-    """Returns the upper bound of releasing the best trial, whatever settings the trials draw.
+    """Return the upper bound of releasing the best trial, whatever settings the trials draw.
 
     Args:
         trials: The mechanism of every setting that a trial may draw, of one delta; at least one.
@@ -187,12 +187,12 @@ class UniformStream:
     """Uniform float64 numbers in [0, 1) from ChaCha20, 53 random bits each."""
 
     def __init__(self, key: bytes) -> None:
-        """Starts the stream of ``key`` (32 bytes)."""
+        """Start the stream of ``key`` (32 bytes)."""
         self._key = key
         self._draws = 0
 
     def draw(self, count: int) -> NDArray[np.float64]:
-        """Returns the next ``count`` numbers, shape (count,)."""
+        """Return the next ``count`` numbers, shape (count,)."""
         address = Address(Purpose.SEARCH, block=self._draws)
         self._draws += 1
         words = np.frombuffer(keystream(self._key, address, 8 * count), dtype=np.uint64)
@@ -206,7 +206,7 @@ _NOTHING = Decimal("1e-66")
 
 
 def draw_count(count: TrialCount, stream: UniformStream) -> int:
-    """Returns a number of trials, by inversion of the distribution function.
+    """Return a number of trials, by inversion of the distribution function.
 
     The distribution is Definition 1's: P(1) = (1 - gamma) * eta / (gamma^-eta - 1), or
     (1 - gamma) / log(1/gamma) for eta=0, and P(k+1) = P(k) * (1 - gamma) * (k + eta) / (k + 1).
@@ -241,7 +241,7 @@ def draw_settings(
 
 
 def _uniform(stream: UniformStream) -> Decimal:
-    """Returns a number in [0, 1) of 212 bits, which 70 digits hold."""
+    """Return a number in [0, 1) of 212 bits, which 70 digits hold."""
     bits = 0
     for word in stream.draw(_WORDS):
         bits = (bits << 53) | int(float(word) * 2**53)

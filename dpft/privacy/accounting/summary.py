@@ -78,7 +78,7 @@ LARGEST_WRITTEN_OUT = 1e7
 
 
 def round_up(value: float, digits: int) -> float:
-    """Returns ``value`` rounded up to ``digits`` decimals: a printed bound is still a bound.
+    """Return ``value`` rounded up to ``digits`` decimals: a printed bound is still a bound.
 
     >>> round_up(2.9901, 2), round_up(2.99, 2), round_up(0.0, 2)
     (3.0, 2.99, 0.0)
@@ -101,7 +101,7 @@ def eps_text(epsilon: float) -> str:
 
 
 def delta_text(delta: float) -> str:
-    """Returns a delta as it is printed.
+    """Return a delta as it is printed.
 
     >>> delta_text(1 / (2 * 392_702)), delta_text(0.0125), delta_text(1e-5)
     ('1.274e-06', '0.0125', '1e-05')
@@ -129,7 +129,7 @@ class AccountingReport(EpsilonBound):
 def account(
     mechanism: SampledGaussian, *, accountant: str = "prv", longest: int | None = None
 ) -> AccountingReport:
-    """Runs all four accountants on ``mechanism`` and picks the headline.
+    """Run all four accountants on ``mechanism`` and picks the headline.
 
     Args:
         mechanism: What to account for.
@@ -164,7 +164,7 @@ def account(
 
 
 def account_composition(composition: Composition, *, accountant: str = "pld") -> EpsilonBound:
-    """Runs PLD and RDP, which compose differing mechanisms, and picks the headline.
+    """Run PLD and RDP, which compose differing mechanisms, and picks the headline.
 
     Args:
         composition: What to account for.
@@ -187,7 +187,7 @@ def account_composition(composition: Composition, *, accountant: str = "pld") ->
 
 
 def _rdp_and_pld(mechanism: Mechanism) -> tuple[_Result, _Result]:
-    """Returns both bounds, PLD's on the fine grid where the coarse one makes it too loose."""
+    """Return both bounds, PLD's on the fine grid where the coarse one makes it too loose."""
     rdp = _try("rdp", mechanism)
     bound = _try("pld", mechanism)
     if _above(bound, rdp):
@@ -205,7 +205,7 @@ def _try(name: str, mechanism: Mechanism, **options: float) -> _Result:
 def _headline(
     order: tuple[str, ...], results: Mapping[str, _Result], warnings: list[str]
 ) -> tuple[str, float]:
-    """Returns the leading accountant and its bound; adds to ``warnings`` why others did not."""
+    """Return the leading accountant and its bound; add to ``warnings`` why others did not."""
     for name in order:
         result = results[name]
         if isinstance(result, AccountantError):
@@ -232,7 +232,7 @@ def _upper(result: _Result) -> float:
 
 
 def _disagree(results: Mapping[str, _Result]) -> bool:
-    """Returns whether PRV's estimate and PLD differ by more than 0.02 + 1 %."""
+    """Return whether PRV's estimate and PLD differ by more than 0.02 + 1 %."""
     prv, bound = results["prv"], _upper(results["pld"])
     if isinstance(prv, AccountantError) or prv.estimate is None or math.isnan(bound):
         return False
@@ -242,7 +242,7 @@ def _disagree(results: Mapping[str, _Result]) -> bool:
 def _larger(
     leader: str, epsilon: float, results: Mapping[str, _Result], warnings: list[str]
 ) -> tuple[str, float]:
-    """Returns the larger of the headline and the bounds that disagree, and warns of it.
+    """Return the larger of the headline and the bounds that disagree, and warn of it.
 
     One of the two is wrong and nothing says which, so that only the larger is safe. A bound that is
     refused as looser than RDP's is left out.

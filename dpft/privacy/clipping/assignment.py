@@ -224,7 +224,7 @@ class Assignment:
 
     @property
     def assumed(self) -> list[str]:
-        """Names of parameters whose kind is scale or position, which assume what a module does."""
+        """Name of parameters whose kind is scale or position, which assume what a module does."""
         return [
             owner.name
             for path, kind in self.kinds.items()

@@ -83,19 +83,19 @@ class Banded(Mechanism):
             raise ValueError("coefficients must have a norm of at most 1, the first above 0.")
 
     def rate(self, sample_rate: float) -> float:
-        """Returns p = b * B / N: a step draws from one of b groups as many as of all."""
+        """Return p = b * B / N: a step draws from one of b groups as many as of all."""
         return min(1.0, self.bands * sample_rate)
 
     def compositions(self, streams: Iterable[int]) -> int:
-        """Returns the most steps that one unit can be in: ceil(T / b) of each stream."""
+        """Return the most steps that one unit can be in: ceil(T / b) of each stream."""
         return sum(-(-steps // self.bands) for steps in streams)
 
     def steps_within(self, compositions: int) -> int:
-        """Returns b times as many."""
+        """Return b times as many."""
         return compositions * self.bands
 
     def sampler(self, rate: float, randomness: "Randomness") -> Sampler:
-        """Returns the sampler of cyclic Poisson draws."""
+        """Return the sampler of cyclic Poisson draws."""
         from dpft.privacy.sampling import CyclicPoissonSampler
 
         return CyclicPoissonSampler(
@@ -103,13 +103,13 @@ class Banded(Mechanism):
         )
 
     def noise(self, randomness: "Randomness", history: "Mapping[str, Tensor]") -> StepNoise:
-        """Returns the noise of ``correlated_noise``."""
+        """Return the noise of ``correlated_noise``."""
         from dpft.privacy.noise import CorrelatedNoise
 
         return CorrelatedNoise(randomness.noise, self.coefficients, history)
 
     def last_noise(self, weights: Sequence[float]) -> float:
-        """Returns the root of the noise's variance in the last weights over that of b = 1."""
+        """Return the root of the noise's variance in the last weights over that of b = 1."""
         target = last_weights(weights)
         return math.sqrt(target.error(self.coefficients) / target.error((1.0,)))
 
@@ -125,14 +125,14 @@ class NoiseObjective:
     shares: "NDArray[np.float64]"
 
     def error(self, coefficients: Sequence[float]) -> float:
-        """Returns the variance of the noise for one of multiplier 1."""
+        """Return the variance of the noise for one of multiplier 1."""
         from scipy.signal import lfilter
 
         y = lfilter([1.0], coefficients, self.inputs)
         return float((self.shares * y * y).sum())
 
     def logarithm(self, free: "NDArray[np.float64]") -> "tuple[float, NDArray[np.float64]]":
-        """Returns the logarithm of the error of (1, free), once its norm is 1, and its gradient.
+        """Return the logarithm of the error of (1, free), once its norm is 1, and its gradient.
 
         The error is of degree -2 in C, so that the norm comes as a factor. As y = C^-1 inputs, the
         derivative of y[s] by c_j is -(C^-1 y)[s - j].
@@ -153,14 +153,14 @@ class NoiseObjective:
 
 
 def prefix_sums(steps: int) -> NoiseObjective:
-    """Returns the mean, over t, of the noise in the sum of the first t steps."""
+    """Return the mean, over t, of the noise in the sum of the first t steps."""
     import numpy as np
 
     return NoiseObjective(np.ones(steps), np.arange(steps, 0, -1) / steps)
 
 
 def last_weights(weights: Sequence[float]) -> NoiseObjective:
-    """Returns the noise in the last weights, which have so much of each step's gradient."""
+    """Return the noise in the last weights, which have so much of each step's gradient."""
     import numpy as np
 
     # z_s is in them with sum over t of weights[t] * (C^-1)[t, s], a filter backwards in time.
@@ -218,7 +218,7 @@ class BandedConfig(MechanismConfig):
         }
 
     def resolved(self, mechanism: Mechanism) -> MechanismConfig:
-        """Returns the configuration with its number of bands."""
+        """Return the configuration with its number of bands."""
         assert isinstance(mechanism, Banded)
         return self.replace(bands=mechanism.bands)
 
@@ -237,8 +237,8 @@ class BandedConfig(MechanismConfig):
         enough = NEAR_LEAST**2 * min(error for _, error in tried)
         best, error = next(candidate for candidate in tried if candidate[1] <= enough)
         logger.info(
-            "mechanism.bands=%d: chosen of %s; by RDP, its noise in the weights of %s is %.2f of"
-            " that of independent steps",
+            "mechanism.bands: %d (chosen from %s). According to RDP, the noise in the weights of %s"
+            " is %.2f times that of independent steps.",
             best.bands,
             ", ".join(str(mechanism.bands) for mechanism, _ in tried),
             "all steps" if self.objective == "prefix" else "the last step",

@@ -52,7 +52,7 @@ class Sampler(Protocol):
     """Draws the logical batch of a step."""
 
     def draw(self, num_units: int, *, step: int) -> list[int]:
-        """Returns the indices of the units drawn, ascending; private, maybe none."""
+        """Return the indices of the units drawn, ascending; private, maybe none."""
 
 
 class StepNoise(Protocol):
@@ -67,7 +67,7 @@ class StepNoise(Protocol):
         meter: "SignalMeter | None",
         ranks: "Ranks",
     ) -> None:
-        """Adds a step's noise to every sum, once, as ``noise.add_noise`` does.
+        """Add a step's noise to every sum, once, as ``noise.add_noise`` does.
 
         Args:
             sums: As ``add_noise``.
@@ -78,7 +78,7 @@ class StepNoise(Protocol):
         """
 
     def history(self) -> "dict[str, Tensor]":
-        """Returns what of earlier noise the next step's depends on, this rank's share; secret."""
+        """Return what of earlier noise the next step's depends on, this rank's share; secret."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class Mechanism(StrictModel, ABC):
     What trains then stays the same throughout a run."""
 
     def rate(self, sample_rate: float) -> float:
-        """Returns the chance with which a unit that can be in a step is in it.
+        """Return the chance with which a unit that can be in a step is in it.
 
         Args:
             sample_rate: The expected batch over the number of units.
@@ -124,15 +124,15 @@ class Mechanism(StrictModel, ABC):
 
     @abstractmethod
     def compositions(self, streams: Iterable[int]) -> int:
-        """Returns how many Poisson-sampled Gaussians of ``rate`` bound streams of so many steps."""
+        """Return how many Poisson-sampled Gaussians of ``rate`` bound streams of so many steps."""
 
     @abstractmethod
     def steps_within(self, compositions: int) -> int:
-        """Returns the most steps of one stream that so many compositions bound."""
+        """Return the most steps of one stream that so many compositions bound."""
 
     @abstractmethod
     def sampler(self, rate: float, randomness: "Randomness") -> Sampler:
-        """Returns what draws each step's units.
+        """Return what draws each step's units.
 
         Args:
             rate: As ``rate`` returns it.
@@ -141,7 +141,7 @@ class Mechanism(StrictModel, ABC):
 
     @abstractmethod
     def noise(self, randomness: "Randomness", history: "Mapping[str, Tensor]") -> StepNoise:
-        """Returns what adds each step's noise.
+        """Return what adds each step's noise.
 
         Args:
             randomness: Its ``noise`` ages with the steps.
@@ -149,11 +149,11 @@ class Mechanism(StrictModel, ABC):
         """
 
     def last_noise(self, weights: Sequence[float]) -> float:
-        """Returns the noise in the last weights over that of independent noise, same multiplier."""
+        """Return the noise in the last weights over that of independent noise, same multiplier."""
         return 1.0
 
     def in_words(self, steps: int) -> str:
-        """Returns so many steps in words, and in how many of them a unit is, if not in all."""
+        """Return so many steps in words, and in how many of them a unit is, if not in all."""
         cost = self.compositions((steps,))
         if cost == steps:
             return f"{steps} steps"
@@ -170,7 +170,7 @@ class MechanismConfig(Section, ABC):
 
     @abstractmethod
     def choose(self, numbers: Numbers) -> Mechanism:
-        """Returns the mechanism of a run; reads no record.
+        """Return the mechanism of a run; read no record.
 
         Raises:
             InputError: The numbers do not allow it.
@@ -192,7 +192,7 @@ class MechanismConfig(Section, ABC):
         return {}
 
     def resolved(self, mechanism: Mechanism) -> "MechanismConfig":
-        """Returns the configuration that chooses this mechanism whatever the numbers."""
+        """Return the configuration that chooses this mechanism whatever the numbers."""
         return self
 
 
@@ -203,7 +203,7 @@ class Chosen(MechanismConfig):
     mechanism: Mechanism
 
     def choose(self, numbers: Numbers) -> Mechanism:
-        """Returns it."""
+        """Return it."""
         return self.mechanism
 
 
@@ -225,7 +225,7 @@ AnyMechanism = Annotated[SerializeAsAny[Mechanism], BeforeValidator(_mechanism)]
 
 
 def stream_lengths(steps: Iterable[Any]) -> tuple[int, ...]:
-    """Returns how many steps each stream of noise has, in the order in which streams begin.
+    """Return how many steps each stream of noise has, in the order in which streams begin.
 
     Args:
         steps: The ledger's steps in their order.
@@ -234,7 +234,7 @@ def stream_lengths(steps: Iterable[Any]) -> tuple[int, ...]:
 
 
 def check_stream(step: GaussianStep, before: Sequence[GaussianStep]) -> None:
-    """Refuses a step whose stream neither goes on nor begins where it stands.
+    """Reject a step whose stream neither goes on nor begins where it stands.
 
     Raises:
         ValueError: It does not, which would bound fewer steps than were taken.

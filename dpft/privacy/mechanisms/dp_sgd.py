@@ -26,21 +26,21 @@ class DPSGD(Mechanism):
     entry_name: ClassVar[str] = "poisson_sampled_gaussian"
 
     def compositions(self, streams: Iterable[int]) -> int:
-        """Returns all steps there are."""
+        """Return all steps there are."""
         return sum(streams)
 
     def steps_within(self, compositions: int) -> int:
-        """Returns as many."""
+        """Return as many."""
         return compositions
 
     def sampler(self, rate: float, randomness: "Randomness") -> Sampler:
-        """Returns the sampler of Poisson draws."""
+        """Return the sampler of Poisson draws."""
         from dpft.privacy.sampling import PoissonSampler
 
         return PoissonSampler(rate, randomness.sampling)
 
     def noise(self, randomness: "Randomness", history: "Mapping[str, Tensor]") -> StepNoise:
-        """Returns the noise of ``noise.add_noise``."""
+        """Return the noise of ``noise.add_noise``."""
         from dpft.privacy.noise import IndependentNoise
 
         return IndependentNoise(randomness.noise)
@@ -55,5 +55,5 @@ class DPSGDConfig(MechanismConfig):
     """dp_sgd or banded; chosen by mechanism=NAME."""
 
     def choose(self, numbers: Numbers) -> Mechanism:
-        """Returns the one there is."""
+        """Return the one there is."""
         return DPSGD()

@@ -115,7 +115,7 @@ class GaussianHistogram(CountingMechanism):
         return math.sqrt(2 * math.log(2.5 / self.delta)) / self.noise_multiplier
 
     def most_words_expected(self, num_units: int) -> float:
-        """Returns how many words reach the threshold in the mean, at most, whatever the records.
+        """Return how many words reach the threshold in the mean, at most, whatever the records.
 
         Counts of n units add up to at most M = n * min(N m, k sqrt(N)), none is above n * min(m, k)
         and there are at most n N. A count c passes with a chance Q(c); where Q(c) <= u up to M over
@@ -168,7 +168,7 @@ Histogram = GaussianHistogram | GaussianCounts
 
 
 def noise_std_for(*, eps: float, l2_cap: float, delta: float) -> float:
-    """Returns the least noise whose exact epsilon is at most ``eps``, of six significant digits.
+    """Return the least noise whose exact epsilon is at most ``eps``, of six significant digits.
 
     Args:
         eps: Target epsilon, above 0.
@@ -180,7 +180,7 @@ def noise_std_for(*, eps: float, l2_cap: float, delta: float) -> float:
 
 
 def noise_std_for_counts(*, eps: float, l2_cap: float, delta: float) -> float:
-    """Returns the same where nothing of delta goes to a threshold."""
+    """Return the same where nothing of delta goes to a threshold."""
     return noise_std_for(eps=eps, l2_cap=l2_cap, delta=2 * delta)
 
 
@@ -217,7 +217,7 @@ def words_above_threshold(
 def noisy_counts(
     counts: "NDArray[np.float64]", noise_std: float, key: bytes
 ) -> "NDArray[np.float64]":
-    """Returns the counts with N(0, noise_std^2) added to each, on the noise's grid.
+    """Return the counts with N(0, noise_std^2) added to each, on the noise's grid.
 
     The noise is that of training steps: ChaCha20, float64, rounded once, with the count.
     """

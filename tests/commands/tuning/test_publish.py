@@ -30,7 +30,7 @@ def tune() -> TuneCommand:
 
 
 def trial_of(folder: Path, number: int) -> Path:
-    """Makes the folder of a finished trial with scores, a model and texts; returns it."""
+    """Make the folder of a finished trial with scores, a model and texts; return it."""
     plan = make_plan(is_trial=True, calibration=BOUND)
     spent = make_run(folder / "private" / "spent", plan=plan)
     record = json.loads((spent / "privacy.json").read_text())

@@ -20,7 +20,7 @@ BLEU, PERPLEXITY = metric_specs(("bleu", "perplexity"))
 
 
 def finished(trial: Path, *after: dict[str, float]) -> Path:
-    """Returns a trial's folder with these scores after training, and better ones before."""
+    """Return a trial's folder with these scores after training, and better ones before."""
     scores = {"before": ({"bleu": 99.0, "perplexity": 1.0},), "after": after}
     entries = tuple(
         ScoreEntry(
@@ -68,7 +68,7 @@ def tune() -> TuneCommand:
 
 
 def choosing(tune: TuneCommand, metric: str | None, *metrics: str) -> TuneCommand:
-    """Returns the search of a task with these metrics, of which one may be named."""
+    """Return the search of a task with these metrics, of which one may be named."""
     task = tune.task.replace(metrics=metrics)
     return tune.replace(task=task, tune=tune.tune.replace(metric=metric))
 

@@ -32,7 +32,7 @@ def tuning_folder(tmp_path: Path) -> Path:
 
 
 def beginning(monkeypatch: pytest.MonkeyPatch, what: Callable[..., Any]) -> None:
-    """Makes ``what`` of the configuration, folder and plan the training of a trial."""
+    """Make ``what`` of the configuration, folder and plan the training of a trial."""
 
     def train(config: Any, folder: Path, *, with_curve: bool, **given: Any) -> None:
         assert not with_curve, "its own steps are not what was spent"

@@ -9,7 +9,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdef"]
 
 
 def save_encoder(folder: Path, *, labels: int | None = None) -> None:
-    """Saves a model of three layers; with ``labels`` a classifier of so many outputs."""
+    """Save a model of three layers; with ``labels`` a classifier of so many outputs."""
     config = BertConfig(
         vocab_size=len(WORDS), hidden_size=8, num_hidden_layers=3, num_attention_heads=2,
         intermediate_size=8, max_position_embeddings=16, initializer_range=0.5,

@@ -103,7 +103,7 @@ RARE = SampledGaussian(noise_multiplier=1.5, sample_rate=0.01, steps=200, delta=
 
 @pytest.fixture
 def answering(monkeypatch):
-    """Returns a function that lets accountants answer up to some numbers of steps."""
+    """Return a function that lets accountants answer up to some numbers of steps."""
 
     def use(**most):
         def evaluate(name, mechanism, **options):

@@ -93,7 +93,7 @@ SETTINGS = list(product((0.0, 1e-9, 0.3, 1.0, 3.0, 7.9981, 12.5), (0.0, 1e-5, 0.
 
 
 def worst_pair(epsilon: float, delta: float) -> list[tuple[float, float]]:
-    """Returns the chances of four outputs with and without the unit (arXiv 1311.0776, Figure 2)."""
+    """Return the chances of four outputs with and without the unit (arXiv 1311.0776, Figure 2)."""
     kept = (1 - delta) / (1 + math.exp(epsilon))
     likely = kept * math.exp(epsilon)
     return [(delta, 0.0), (likely, kept), (kept, likely), (0.0, delta)]

@@ -23,7 +23,7 @@ MECHANISM = SampledGaussian(noise_multiplier=1.0747, **E2E)
 
 @pytest.fixture
 def canned(monkeypatch):
-    """Returns a function that sets the accountants' upper bounds; a string is a failure."""
+    """Return a function that sets the accountants' upper bounds; a string is a failure."""
 
     def use(prv=2.67, pld=2.66, rdp=3.0, gdp=2.3, fine_pld=None):
         answers = {"prv": prv, "pld": pld, "rdp": rdp}

@@ -14,7 +14,7 @@ from dpft.privacy.accounting.summary import account
 
 
 def powers(low: float, high: float) -> st.SearchStrategy[float]:
-    """Returns numbers spread evenly over the orders of magnitude."""
+    """Return numbers spread evenly over the orders of magnitude."""
     return st.floats(low, high).map(lambda exponent: 10**exponent)
 
 

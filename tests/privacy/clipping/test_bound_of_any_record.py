@@ -24,7 +24,7 @@ def losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 @pytest.fixture(scope="module")
 def clipped_sum() -> Iterator[Callable[[list[list[float]]], Tensor]]:
-    """Returns the clipped sum of some examples, as one vector."""
+    """Return the clipped sum of some examples, as one vector."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 4), nn.Tanh(), nn.Linear(4, 1))
     with PerExampleClipper(model, losses, max_grad_norm=C) as clipper:

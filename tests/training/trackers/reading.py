@@ -10,7 +10,7 @@ LAST_PARTS = (1, 4)
 
 
 def read_events(folder: Path) -> dict[str, list[tuple[int, float, Any]]]:
-    """Returns step, time and value of every event of a folder, by tag."""
+    """Return step, time and value of every event of a folder, by tag."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
@@ -29,7 +29,7 @@ def read_events(folder: Path) -> dict[str, list[tuple[int, float, Any]]]:
 
 
 def wandb_records(path: Path) -> list[Any]:
-    """Returns the records of a .wandb file, which is a log as LevelDB has them."""
+    """Return the records of a .wandb file, which is a log as LevelDB has them."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     return [Record.FromString(content) for content in _contents(path.read_bytes())]

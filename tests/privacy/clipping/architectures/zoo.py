@@ -90,7 +90,7 @@ class Case:
     def build(
         self, *, dtype=torch.float32, attention: str | None = None, dropout: float = 0.0
     ) -> nn.Module:
-        """Builds the model with weights far from symmetric."""
+        """Build the model with weights far from symmetric."""
         torch.manual_seed(0)
         config = getattr(hf, self.config)(**self.options)
         for name in self.dropout:
@@ -355,7 +355,7 @@ UNLISTED = {
 
 
 def group_norms_for_batch_norms(model: nn.Module) -> None:
-    """Puts a GroupNorm in the place of every BatchNorm."""
+    """Put a GroupNorm in the place of every BatchNorm."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d):
