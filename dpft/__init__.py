@@ -7,8 +7,8 @@
     cost = dpft.account(num_examples=42061, expected_batch_size=1024, epochs=10, eps=3)
     cost.mechanism.noise_multiplier
 
-Each function does what the command of its name does. Importing ``dpft`` alone imports neither
-torch nor transformers; the first use of a function does.
+Each function corresponds to the command of the same name. Importing ``dpft`` does not import torch
+or Transformers; the first use of a function does.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Run dpft from the shell: ``python -m dpft`` and the ``dpft`` script."""
+"""The command line of dpft: ``python -m dpft`` and the ``dpft`` script."""
 
 import logging
 import os
@@ -8,11 +8,11 @@ from dpft.cli.main import main
 
 
 def run() -> None:
-    """Run the command line and leave the process with its exit code.
+    """Run the command line and exit the process with its exit code.
 
-    One of several processes leaves without the interpreter's own teardown: threads of torch's
-    process groups may still release tensors, for which they need the interpreter, and abort the
-    process if it is gone. Its exit code would then be 134 in place of the true one.
+    If there are several processes, skip the teardown of the interpreter. Threads of torch's process
+    groups may still release tensors, which requires the interpreter. They abort the process if the
+    interpreter is gone, and the exit code would be 134 instead of the true one.
     """
     code = main()
     if "WORLD_SIZE" not in os.environ:

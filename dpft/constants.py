@@ -5,52 +5,54 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 CAUSAL = "causal"
-"""Continues a text: GPT-2, Llama."""
+"""Model that continues a text: GPT-2, Llama."""
 SEQ2SEQ = "seq2seq"
-"""Reads one text and writes another: T5, BART."""
+"""Model that reads one text and generates another: T5, BART."""
 MASKED = "masked"
-"""Fills in a masked token: BERT, RoBERTa."""
+"""Model that fills in a masked token: BERT, RoBERTa."""
 CLASSIFIER = "classifier"
-"""Has a classification head."""
+"""Model with a classification head."""
 IMAGE_CLASSIFIER = "image_classifier"
-"""Sees an image and has a classification head: ViT, ConvNeXt."""
+"""Model that reads an image and has a classification head: ViT, ConvNeXt."""
 
 LANGUAGE_KINDS = (CAUSAL, SEQ2SEQ, MASKED)
 
 TEXT, LABEL_WORDS, CLASSES, SCORE = "text", "label_words", "classes", "score"
-"""What an answer is: a text; a word among a few; a class, or a number, of a classifier."""
+"""Kinds of an answer: a text; one of a few label words; a class of a classifier; a number of a
+classifier."""
 
 TEXTS, LABELS, ATTRIBUTES = "texts", "labels", "attributes"
-"""What a task's answers are, and so how they are scored: texts; a class or a number of each record;
-several attributes of it, each there or not."""
+"""Kinds of a task's answers, which determine how they are scored: texts; a class or a number for
+each record; several attributes of each record, each present or absent."""
 
 DeltaRule = Literal["published", "own_data"]
 PUBLISHED: Final = "published"
 OWN_DATA: Final = "own_data"
-"""What a task says of a delta that nobody gave: that of the papers, or that for a user's data."""
+"""Which default delta a task uses: that of the papers, or that for a user's data."""
 
 NOTHING, PROMPTS = "num", "prompts"
-"""What ``dpft generate`` has a model write from, by its own keys: nothing, so many times; or rows
-of the user's."""
+"""Input of ``dpft generate``, by its keys: no input, for a number of texts; or rows of the user's
+prompts."""
 
 GAP, SENTINEL = re.compile(r"_{4,}"), re.compile(r"<extra_id_(\d+)>")
-"""A gap of a text, in place of whole words, for a model that has learned hidden spans to fill; and
-how T5 names it, and names it again before what fills it."""
+"""A gap in a text, in place of whole words, for a model that has learned to fill hidden spans. T5's
+name of the gap, which also precedes the text that the model generates for the gap."""
 
 IGNORED_LABEL = -100
-"""Label of a token that carries no loss, of every kind of model."""
+"""Label of a token without loss, for every kind of model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """What a model answers with."""
+    """The output head of a model."""
 
     kind: str
     """One of the kinds above."""
     labels: tuple[str, ...] = ()
-    """For a classifier: names of the classes; empty: it gives one number, a score."""
+    """For a classifier: names of the classes; empty if the classifier outputs one number,
+    a score."""
 
     @property
     def num_outputs(self) -> int:
-        """Numbers a classifier gives for a record."""
+        """Number of outputs of a classifier for each record."""
         return max(1, len(self.labels))

@@ -1,8 +1,8 @@
-"""Devices: find the accelerator, measure its memory, synchronize it; any kind that torch supports.
+"""Devices: find the accelerator, measure its memory, synchronize it; any type that torch supports.
 
-Whatever differs between kinds of devices is asked here, by ``torch.accelerator`` and by the module
-that torch has for a kind (``torch.cuda``, which AMD's devices go by as well, ``torch.xpu``,
-``torch.mps``, or one that a package brings), so that nothing else in dpft names a kind.
+All differences between device types are handled here, by ``torch.accelerator`` and by the module of
+each type. Such modules are ``torch.cuda`` (also for AMD devices), ``torch.xpu``, ``torch.mps``, or
+a module of another package. No other part of dpft names a device type.
 
 >>> import torch
 >>> chosen_device("cpu"), device_name(torch.device("cpu"))
@@ -25,27 +25,27 @@ PARTS_WITH_PRECISION = (
     "backends.cudnn.rnn", "backends.mkldnn", "backends.mkldnn.matmul", "backends.mkldnn.conv",
     "backends.mkldnn.rnn",
 )  # fmt: skip
-"""What of torch may compute float32 with fewer bits, on accelerators and on processors."""
+"""Parts of torch that may compute float32 with reduced precision, on accelerators and on CPUs."""
 REDUCED_SUMS = (
     "allow_bf16_reduced_precision_reduction",
     "allow_fp16_reduced_precision_reduction",
     "allow_fp16_accumulation",
 )
-"""Flags of CUDA's and AMD's products that allow sums in half precision."""
+"""Flags for matrix products of CUDA and AMD devices that allow sums in half precision."""
 
 
 def accelerator() -> torch.device | None:
-    """Return the kind of accelerator that this machine has; None: the processor computes."""
+    """Return the type of accelerator of this machine, or None if it has only a CPU."""
     if not torch.accelerator.is_available():
         return None
     return torch.accelerator.current_accelerator()
 
 
 def chosen_device(word: str) -> torch.device | None:
-    """Return the device that a word names; None where the machine has none of that kind.
+    """Return the device for a configured name, or None if the machine has no such device.
 
     Args:
-        word: cpu; accelerator, or its kind, such as cuda; or auto, which is an accelerator where
+        word: cpu; accelerator, or its type, such as cuda; or auto, which uses an accelerator if
             there is one.
     """
     there = accelerator()
@@ -57,12 +57,12 @@ def chosen_device(word: str) -> torch.device | None:
 
 
 def best_device() -> torch.device:
-    """Return the accelerator, or where there is none the processor."""
+    """Return the accelerator, or the CPU if there is no accelerator."""
     return accelerator() or torch.device("cpu")
 
 
 def device_name(device: torch.device) -> str:
-    """Return what an accelerator calls itself, for journals and reports; "" for a processor."""
+    """Return the name of an accelerator for journals and reports; "" for the CPU."""
     if device.type == "cpu":
         return ""
     ask = getattr(torch.get_device_module(device), "get_device_name", None)
@@ -70,7 +70,7 @@ def device_name(device: torch.device) -> str:
 
 
 def total_memory(device: torch.device) -> int | None:
-    """Return the bytes of an accelerator's own memory; None: it does not say."""
+    """Return the bytes of an accelerator's own memory, or None if it is unknown."""
     module = torch.get_device_module(device)
     if device.type == "mps":
         return int(module.recommended_max_memory()) if module.is_available() else None
@@ -79,29 +79,29 @@ def total_memory(device: torch.device) -> int | None:
 
 
 def free_and_total_memory() -> tuple[int, int] | None:
-    """Return the bytes that are free on the accelerator, and all; None: it does not say."""
+    """Return the free and the total bytes of the accelerator, or None if they are unknown."""
     ask = getattr(torch.get_device_module(accelerator()), "mem_get_info", None)
     return None if ask is None else ask()
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes of an accelerator that this process's tensors have had."""
+    """Return the maximum bytes of accelerator memory that this process's tensors have used."""
     return int(torch.accelerator.max_memory_allocated(device.index))
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until an accelerator has done all that it was given; for whoever looks at a clock."""
+    """Wait until an accelerator has finished all its work, before a time is measured."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device.index)
 
 
 def has_float64(device: torch.device) -> bool:
-    """Whether a device computes in float64, which noise is drawn in."""
+    """Return whether a device supports float64, which is required for drawing noise."""
     return device.type != "mps"
 
 
 def group_backends(device: torch.device | None) -> str:
-    """Return what processes talk by: through the processor's memory, and between devices."""
+    """Return the communication backends of processes: through CPU memory, and between devices."""
     if device is None:
         return "gloo"
     between: str = torch.distributed.get_default_backend_for_device(device)
@@ -109,15 +109,16 @@ def group_backends(device: torch.device | None) -> str:
 
 
 def only_whole_precision() -> None:
-    """Have products computed in the precision of their factors, and added up in float32.
+    """Compute products in the precision of their factors, and add them up in float32.
 
-    TF32 keeps ten bits of a factor, and sums in half precision fewer: norms and sums would not be
-    float32's. Torch has had two ways to say so, which must not contradict each other.
+    TF32 keeps ten bits of a factor, and sums in half precision are even less precise. Norms and
+    sums would not have float32 precision. Torch has two interfaces for this setting, which must not
+    contradict each other.
     """
     torch.set_float32_matmul_precision("highest")
     backends: Any = torch.backends
     backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = False
-    for part in float32_precisions():  # from torch 2.9 on
+    for part in float32_precisions():  # Empty before torch 2.9.
         attrgetter(part)(torch).fp32_precision = "ieee"
     for name in REDUCED_SUMS:
         setattr(torch.backends.cuda.matmul, name, False)
@@ -127,14 +128,14 @@ def only_whole_precision() -> None:
 def whole_precision() -> Iterator[None]:
     """Run the block as after ``only_whole_precision``, and restore the caller's settings.
 
-    PyTorch's default is TF32 for an accelerator's convolutions, and a training script may choose it
+    PyTorch uses TF32 by default for convolutions on accelerators. A training script may choose it
     for all products (``torch.set_float32_matmul_precision("high")``).
     """
     before, matmul = float32_precisions(), torch.backends.cuda.matmul
     reduced = {name: getattr(matmul, name) for name in REDUCED_SUMS}
     old = []
     for ask, choose in _OLD_WAYS:
-        with suppress(RuntimeError):  # What the new way has said since is not to be said so.
+        with suppress(RuntimeError):  # Torch rejects the old getters after the new way was used.
             old.append((choose, ask()))
     only_whole_precision()
     try:
@@ -150,7 +151,7 @@ def whole_precision() -> Iterator[None]:
 
 
 def float32_precisions() -> dict[str, str]:
-    """Return what each part of torch computes float32 with, the whole before what is in it."""
+    """Return the float32 precision of each part of torch, each part before its subparts."""
     holders = {part: attrgetter(part)(torch) for part in PARTS_WITH_PRECISION}
     return {
         p: holder.fp32_precision
@@ -163,7 +164,7 @@ _OLD_WAYS: Sequence[tuple[Any, Any]] = (
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (lambda: torch.backends.cudnn.allow_tf32, partial(setattr, torch.backends.cudnn, "allow_tf32")),
 )
-"""How to ask, and to say, what float32 is computed with, before torch 2.9."""
+"""Getters and setters of the float32 precision, from before torch 2.9."""
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
@@ -173,7 +174,7 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContext
 
 @cache
 def multiplies_halves(device: torch.device) -> bool:
-    """Whether a device multiplies half precision into float32, without rounding in between."""
+    """Return whether a device multiplies half precision into float32 without other rounding."""
     if device.type in ("cpu", "meta"):
         return False
     with (
@@ -193,30 +194,30 @@ def multiplies_halves(device: torch.device) -> bool:
 
 
 def add_in_one_order(device: torch.device, *, strictly: bool = False) -> None:
-    """Have an accelerator's kernels add in one order, until ``order_of_addition_kept`` ends.
+    """Make an accelerator's kernels add in a fixed order, until ``order_of_addition_kept`` ends.
 
-    A step that is taken again then gives the same bits, and a run that broke off goes on without
-    new noise (docs/dev/design.md, rule 9).
+    A repeated step then gives the same bits, and an interrupted run resumes without new noise
+    (docs/dev/design.md, rule 9).
 
     Args:
-        device: What computes; nothing changes for a processor.
-        strictly: Whether kernels that know no one order raise an error, and those of attention
-            take one; else both add as before.
+        device: The device to compute on; nothing changes for a CPU.
+        strictly: Whether kernels without a fixed order raise an error, and attention kernels use a
+            fixed order. If False, both add as before.
     """
     if device.type == "cpu":
         return
-    # cuBLAS reads it when it is first asked for a product.
+    # cuBLAS reads this variable when it computes its first product.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not strictly:
         warnings.filterwarnings("ignore", message="(?is).*deterministic")
     torch.use_deterministic_algorithms(True, warn_only=not strictly)
     memory: Any = torch.utils.deterministic
-    memory.fill_uninitialized_memory = False  # else each new tensor is written once more
+    memory.fill_uninitialized_memory = False  # Avoids an additional write of each new tensor.
 
 
 @contextmanager
 def order_of_addition_kept() -> Iterator[None]:
-    """Put back at the end what was said of the order in which kernels add."""
+    """Restore the settings for the order of additions at the end of the block."""
     memory: Any = torch.utils.deterministic
     filled = memory.fill_uninitialized_memory
     enabled = torch.are_deterministic_algorithms_enabled()
@@ -229,23 +230,23 @@ def order_of_addition_kept() -> Iterator[None]:
 
 
 def sent(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return numbers of the host as a tensor, without a wait for what the device is doing."""
+    """Return numbers on the host as a tensor on a device, without waiting for the device."""
     return moved(torch.tensor(numbers, dtype=dtype), device)
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the host on a device, without a wait for what the device is doing."""
+    """Return a tensor on the host as a tensor on a device, without waiting for the device."""
     if device.type not in ("cpu", "meta", "mps") and tensor.device.type == "cpu":
-        # From other memory the copy would be waited for, and all work before it.
+        # A copy from pageable memory would wait for all previous work of the device.
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
 
 def add_rows(into: Tensor, index: Tensor, rows: Tensor) -> Tensor:
-    """Add ``rows[i]`` to ``into[index[i]]`` in place, and give the same bits each time.
+    """Add ``rows[i]`` to ``into[index[i]]`` in place, with the same bits each time.
 
-    An accelerator's ``index_add_`` adds what has one index in any order, so that no step of a run
-    could be taken again bit for bit; its ``index_put_`` sorts first.
+    On an accelerator, ``index_add_`` adds rows with the same index in any order, so steps could not
+    be repeated bit for bit. ``index_put_`` sorts the indices first.
     """
     if into.device.type == "cpu":
         return into.index_add_(0, index, rows)
@@ -253,7 +254,7 @@ def add_rows(into: Tensor, index: Tensor, rows: Tensor) -> Tensor:
 
 
 def random_state(device: torch.device) -> Tensor | None:
-    """Return the state of an accelerator's generator; None of a processor, which has torch's."""
+    """Return the state of an accelerator's generator; None for a CPU, which uses torch's own."""
     if device.type in ("cpu", "meta"):
         return None
     module = torch.get_device_module(device)
@@ -262,13 +263,13 @@ def random_state(device: torch.device) -> Tensor | None:
 
 
 def set_random_state(device: torch.device, state: Tensor) -> None:
-    """Put an accelerator's generator into a state that ``random_state`` returned."""
+    """Set an accelerator's generator to a state that ``random_state`` returned."""
     module = torch.get_device_module(device)
     module.set_rng_state(state, *(() if device.type == "mps" else (device,)))
 
 
 def seed_generator(device: torch.device, seed: int) -> None:
-    """Seeds an accelerator's generator, which its kernels draw from."""
+    """Seed an accelerator's generator, which its kernels draw from."""
     module = torch.get_device_module(device)
     generators = getattr(module, "default_generators", None)
     if generators:
@@ -279,7 +280,7 @@ def seed_generator(device: torch.device, seed: int) -> None:
 
 @contextmanager
 def random_states_kept(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Put the states of the processor's generator and of some accelerators' back at the end."""
+    """Restore the states of the generators of the CPU and of some accelerators after the block."""
     cpu_state = torch.get_rng_state()
     states = {device: random_state(device) for device in devices}
     try:

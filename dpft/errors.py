@@ -1,10 +1,10 @@
 """The errors that dpft raises for users, each with its exit code.
 
-The command line prints their message without a traceback. Every other exception is a bug of dpft
+The command line prints their message without a traceback. Every other exception is a bug in dpft
 and keeps its traceback.
 
-Every function that a command calls can raise these errors. A docstring lists one only if a caller
-has to handle it.
+Every function that a command calls can raise these errors. A docstring lists an error only if a
+caller has to handle it.
 """
 
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ _records_were_read = Event()
 
 
 def note_records_read() -> None:
-    """Say that from now on the message of an error that nobody foresaw may quote a record."""
+    """Record that messages of unexpected errors may quote a record from now on."""
     _records_were_read.set()
 
 
 def records_were_read() -> bool:
-    """Return whether this process has read records, in whichever of its jobs."""
+    """Return whether this process has read records, in any of its jobs."""
     return _records_were_read.is_set()
 
 
 class DpftError(Exception):
-    """Base of the errors that end a command with one sentence and no traceback."""
+    """Base class of errors that end a command with a message and without a traceback."""
 
     exit_code = 1
 
@@ -45,7 +45,7 @@ class Fault:
     key: str | None = None
     """The configuration key, argument, column or file that the message is about."""
     value: Any = field(default=None, compare=False)
-    """The value that is rejected."""
+    """The rejected value."""
     hint: str | None = None
     """Input that fixes the fault when pasted, printed after the message."""
 
@@ -54,13 +54,13 @@ class Fault:
 
 
 class InputError(DpftError, ValueError):
-    """Bad input or configuration: one or more faults, each printed on its own line.
+    """Invalid input or configuration: one or more faults, each printed on its own line.
 
     Args:
         faults: The faults, or messages of faults.
-        key: Of the fault, if ``faults`` are messages.
-        value: Of the fault, if ``faults`` are messages.
-        hint: Of the fault, if ``faults`` are messages.
+        key: Key of the fault, if ``faults`` are messages.
+        value: Value of the fault, if ``faults`` are messages.
+        hint: Hint of the fault, if ``faults`` are messages.
     """
 
     exit_code = 2
@@ -83,7 +83,7 @@ class InputError(DpftError, ValueError):
 
 
 class Faults:
-    """Collects the faults of several checks, so that one error reports all of them.
+    """Collector of the faults of several checks, so that one error reports all of them.
 
     >>> faults = Faults()
     >>> with faults.gathering():
@@ -101,7 +101,7 @@ class Faults:
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Collect the faults of an ``InputError`` that the block raises, and continue after it."""
+        """Collect the faults of an ``InputError`` in the block, and continue after the block."""
         try:
             yield
         except InputError as error:
@@ -114,21 +114,22 @@ class Faults:
 
 
 class RunError(DpftError, RuntimeError):
-    """A run that cannot go on: a failed self-check, non-finite weights, a full disk."""
+    """Error that ends a run: a failed self-check, non-finite weights, a full disk."""
 
     exit_code = 1
 
 
 class StateError(DpftError, RuntimeError):
-    """Corrupted state on disk: a broken ledger, a damaged checkpoint."""
+    """Error for corrupted state on disk: a broken ledger, a damaged checkpoint."""
 
     exit_code = 3
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory did not suffice, whoever raised it.
+    """Return whether an error of any library means that memory was insufficient.
 
-    A check that tries whether a model runs on other rows must not take this for "it does not".
+    A check that tries whether a model runs on other rows must not mistake this error for a failure
+    of the model.
     """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
@@ -137,12 +138,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class SaidElsewhere(DpftError):
-    """An error of another process of the run: the first process alone says it.
+    """Error after another process of the run failed; only rank 0 reports that error.
 
     Attributes:
-        kind: Name of the class of that error.
-        exit_code: What it ends a command with.
-        to_say: What this process says of it; None: nothing.
+        kind: Name of the class of the original error.
+        exit_code: Exit code of the command.
+        to_say: Message that this process reports; None for no message.
     """
 
     def __init__(self, kind: str, exit_code: int, to_say: str | None = None) -> None:

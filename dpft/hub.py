@@ -1,7 +1,7 @@
-"""Ask whether the Hugging Face Hub can be reached, and upload exported models to it.
+"""Access to the Hugging Face Hub: check whether it is reachable, and upload exported models.
 
-One quick request comes before any request of a library: without a network, libraries retry every
-file for 23 seconds, and an error that takes a minute looks like a hang.
+One quick request precedes all requests of libraries. Without a network, libraries retry every file
+for 23 seconds, and an error that takes a minute looks like a hang.
 """
 
 import functools
@@ -16,7 +16,7 @@ TIMEOUT_SECONDS = 5
 
 @functools.cache
 def hub_is_reachable() -> bool:
-    """Return whether the Hub answers; False at once if ``HF_HUB_OFFLINE=1`` is set."""
+    """Return whether the Hub responds; False without a request if ``HF_HUB_OFFLINE=1`` is set."""
     import urllib.error
     import urllib.request
 
@@ -28,7 +28,7 @@ def hub_is_reachable() -> bool:
     try:
         urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS).close()
     except urllib.error.HTTPError:
-        return True  # it answers; the library will say what it objects to
+        return True  # The Hub responds; the library will report the actual error.
     except (OSError, ValueError):
         return False
     return True
@@ -76,7 +76,7 @@ def check_upload(repository: str, *, private: bool) -> None:
         try:
             existing = HfApi().model_info(repository)
         except RepositoryNotFoundError:
-            return  # it will be created
+            return  # The upload will create the repository.
     if private and not existing.private:
         raise InputError(
             f"{repository} is a public repository, but private=true. Choose another repository, or"
@@ -92,9 +92,9 @@ def upload(folder: Path, repository: str, *, private: bool, message: str) -> str
 
     Args:
         folder: The folder; its files are added to those of the repository.
-        repository: USER/NAME; it is created if it does not exist.
+        repository: USER/NAME; the repository is created if it does not exist.
         private: Whether a new repository is private.
-        message: Of the commit.
+        message: Message of the commit.
 
     Raises:
         InputError: The Hub rejected the upload.
@@ -110,7 +110,7 @@ def upload(folder: Path, repository: str, *, private: bool, message: str) -> str
 
 @contextmanager
 def upload_errors(repository: str) -> Iterator[None]:
-    """Turn an error of the Hub into bad input.
+    """Convert an error of the Hub to an ``InputError``.
 
     Raises:
         InputError: The Hub rejected a request.

@@ -1,9 +1,10 @@
-"""Reject models with layers that mix the examples of a batch, such as batch normalization.
+"""Rejection of models with layers that mix the examples of a batch, such as batch normalization.
 
-A per-example gradient exists only where row i of the output depends on row i of the input. The
-clipper bounds that gradient; what flows between rows it cannot see (docs/dev/design.md, rule 3).
-Models without batch normalization may have convolutions whose filters are standardized before use
-(Qiao et al. 2019, arXiv 1903.10520); models and the clipper share that layer here.
+A per-example gradient exists only if row i of the output depends only on row i of the input. The
+clipper bounds that gradient, but cannot detect information that flows between rows
+(docs/dev/design.md, rule 3). Models without batch normalization may have convolutions with filters
+that are standardized before use (Qiao et al. 2019, arXiv 1903.10520). Models and the clipper share
+the implementation of that layer in this module.
 """
 
 import re
@@ -17,28 +18,29 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from dpft.errors import InputError
 
 _ROUTING = re.compile("Router|Experts|TopKGating")
-"""Class names of the expert layers in transformers: TopKRouter, Top1Router, Experts, ….
+"""Class names of the expert layers in Transformers: TopKRouter, Top1Router, Experts, ….
 
-transformers has no common base class for them; a router's balancing loss is a mean over the
-batch's tokens, and one with a capacity drops tokens by what the other examples sent."""
+Transformers has no common base class for these layers. The balancing loss of a router is a mean
+over the tokens of the batch. A router with a capacity drops tokens depending on the other examples.
+"""
 
 
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
-"""Kinds of rotary position embedding in transformers that look at the largest position of the
-whole batch: one long example would change what every other one computes."""
+"""Kinds of rotary position embeddings in Transformers that depend on the largest position in the
+batch. With these kinds, one long example would change the computation for all others."""
 FIXED_ROPE = "default"
-"""The kind whose frequencies transformers does not compute again in a forward pass."""
+"""The kind with frequencies that Transformers does not recompute in a forward pass."""
 
 
 def check_model(model: nn.Module, *, as_it_trains: bool = False) -> None:
-    """Pass a model whose examples do not mix.
+    """Accept a model only if its examples do not mix.
 
     Args:
-        model: The whole model, with what a method added.
-        as_it_trains: Whether to look at it in training mode, whatever mode it is in.
+        model: The whole model, including layers that a method added.
+        as_it_trains: Whether to check the model as in training mode, regardless of its mode.
 
     Raises:
-        InputError: A layer mixes examples; names the first such module and the reason.
+        InputError: A layer mixes examples; the message names the first such module and the reason.
     """
     for name, module in model.named_modules():
         reason = _mixing_reason(module, training=module.training or as_it_trains)
@@ -61,7 +63,7 @@ def _advice(module: nn.Module) -> str:
 def _mixing_reason(module: nn.Module, *, training: bool) -> str | None:
     """Return why the module mixes the examples of a batch, or None if it does not.
 
-    In evaluation mode a batch norm normalizes by the statistics that it holds.
+    In evaluation mode, batch normalization uses its stored statistics.
     """
     if isinstance(module, _BatchNorm) and (training or module.running_mean is None):
         return "normalizes over the batch"
@@ -75,10 +77,10 @@ def _mixing_reason(module: nn.Module, *, training: bool) -> str | None:
 
 
 def fix_rotary_scale(model: nn.Module) -> None:
-    """Give rotary positions the scale of short texts, whatever the longest example of a batch is.
+    """Give rotary positions the scale of short texts, regardless of the longest example.
 
-    transformers gives every text this scale that has no more tokens than
-    ``dpft.models.architecture.max_positions``, and dpft reads no longer texts.
+    Transformers uses this scale for every text with at most
+    ``dpft.models.architecture.max_positions`` tokens, and dpft reads no longer texts.
     """
     for module in model.modules():
         if not _rope_types(module) & LENGTH_DEPENDENT_ROPE:
@@ -94,7 +96,7 @@ def fix_rotary_scale(model: nn.Module) -> None:
 
 
 def _rope_types(module: nn.Module) -> set[str]:
-    """Return the kinds of rotary embedding a module holds; one for each layer type, or one."""
+    """Return the kinds of rotary embedding of a module: one per layer type, or a single kind."""
     kinds = vars(module).get("rope_type", ())
     if isinstance(kinds, str):
         return {kinds}
@@ -102,14 +104,14 @@ def _rope_types(module: nn.Module) -> set[str]:
 
 
 EPSILON = 1e-6
-"""Added to a filter's variance."""
+"""Constant added to the variance of a filter."""
 
 
 class StandardizedConv2d(nn.Conv2d):
-    """A Conv2d that convolves with its weight standardized: each filter to mean 0 and variance 1.
+    """A Conv2d with standardized weights: each filter has mean 0 and variance 1.
 
-    The parameter is the weight before it is standardized, as in an ordinary Conv2d: a checkpoint
-    of one is a checkpoint of the other.
+    The parameter is the weight before standardization, as in an ordinary Conv2d. Checkpoints of
+    both layers are therefore interchangeable.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -119,7 +121,7 @@ class StandardizedConv2d(nn.Conv2d):
 
 
 def standardized(weight: Tensor) -> Tensor:
-    """Return a weight, shape (filters, ...), each filter shifted and scaled."""
+    """Return a weight with each filter shifted and scaled, shape (filters, ...)."""
     filters = weight.flatten(1)
     variance, mean = torch.var_mean(filters, 1, correction=0, keepdim=True)
     form: Tensor = (filters - mean) * (variance + EPSILON).rsqrt()
@@ -127,15 +129,15 @@ def standardized(weight: Tensor) -> Tensor:
 
 
 def pulled_back(weight: Tensor, gradients: Tensor) -> Tensor:
-    """Return gradients with respect to a weight from those with respect to its standardized form.
+    """Convert gradients with respect to a standardized weight to gradients of the weight.
 
-    What is standardized does not depend on the input, so each example's gradient goes through the
-    same linear map: with w a filter standardized, s its scale and g the gradient of w,
+    Standardization does not depend on the input, so each example's gradient passes through the same
+    linear map. Let w be a standardized filter, s its scale and g the gradient of w. The result is
     ``s (g - mean(g) - w mean(g w))``.
 
     Args:
-        weight: Before it is standardized, shape (filters, ...).
-        gradients: With respect to ``standardized(weight)``, shape (b, filters, ...).
+        weight: Weight before standardization, shape (filters, ...).
+        gradients: Gradients with respect to ``standardized(weight)``, shape (b, filters, ...).
     """
     filters = weight.detach().flatten(1).to(gradients.dtype)
     scale = (filters.var(1, correction=0, keepdim=True) + EPSILON).rsqrt()

@@ -1,7 +1,8 @@
-"""Find out how much memory this process may use.
+"""The memory that this process may use.
 
-It is the process's own memory, or the limit of its container, never what is free at the moment:
-records that are already in memory would change that, and public files show what follows from it.
+The result is the total memory of the machine, or the limit of the container, not the currently free
+memory. Free memory depends on records that are already loaded, and public files contain values
+derived from the result.
 """
 
 import ctypes
@@ -17,12 +18,12 @@ CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 OF_VERSION_1 = CGROUPS / "memory" / "memory.limit_in_bytes"
 USABLE = 0.75
-"""Of a device's memory, what training plans with; the rest is for records, for other programs and
-for what the plan misses, up to 15 % (benchmarks/run_memory.py)."""
+"""Share of a device's memory that training plans to use. The rest is for records, for other
+programs, and for errors of the plan of up to 15 % (benchmarks/run_memory.py)."""
 
 
 def usable_memory(device: "torch.device") -> int | None:
-    """Return the bytes of a device that a run may plan with; None: the system does not say."""
+    """Return the bytes of a device that a run may plan to use; None if unknown."""
     memory = None
     if device.type == "cpu":
         memory = machine_memory()
@@ -34,10 +35,10 @@ def usable_memory(device: "torch.device") -> int | None:
 
 
 def machine_memory() -> int | None:
-    """Return the bytes that this process may use, or None where the system does not say."""
+    """Return the bytes that this process may use, or None if the system does not report them."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not every system knows the names
+    except (AttributeError, OSError, ValueError):  # Some systems do not define these names.
         return None
     places = [CGROUPS, *_control_groups()]
     texts = [_read(place / "memory.max") for place in places] + [_read(OF_VERSION_1)]
@@ -46,16 +47,16 @@ def machine_memory() -> int | None:
 
 
 def return_freed_memory() -> None:
-    """Give back what glibc keeps of freed blocks, where texts have made room for their tokens."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+    """Return freed blocks that glibc keeps to the system, after tokens have replaced texts."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # exists only in glibc
     if trim is not None:
         trim(0)
 
 
 def _control_groups() -> list[Path]:
-    """Return the folders of the control group that the process is in and of the groups above."""
+    """Return the folders of the control group of this process, and of its parent groups."""
     for line in _read(OWN_CGROUP).splitlines():
-        if line.startswith("0::/"):  # version 2's line
+        if line.startswith("0::/"):  # cgroup version 2
             group = CGROUPS / line.removeprefix("0::/")
             return [place for place in (group, *group.parents) if place.is_relative_to(CGROUPS)]
     return []

@@ -1,12 +1,13 @@
-"""Digests of a released model's tensors, by which later commands recognize the model.
+"""Digests of a released model's tensors, with which later commands recognize the model.
 
-A run's guarantee is of the weights that it released. The closing line of its ledger has one digest
-of them, over the list of all tensors by name (``tensors.json`` beside them, so that somebody who
-merges or exports a model can follow each one). Weights are noisy when they are released, so a
-digest of them is post-processing. An adapter says something on its base alone, and by its settings:
-the digests of both go into the one. A whole model's configuration and the tokenizer are public, and
-not covered.
-Importing it imports no torch: safetensors files are read as they lie on disk.
+A run's guarantee applies to the weights that it released. The closing line of its ledger contains
+one digest of them, over the list of all tensors by name. ``tensors.json`` next to the weights
+contains this list, so that a user who merges or exports the model can trace each tensor. Released
+weights are noisy, so their digest is post-processing. The effect of an adapter depends on its base
+and its settings, so the digest includes the digests of both. The configuration of a whole model and
+the tokenizer are public and not included.
+
+Importing this module does not import torch, because safetensors files are read directly from disk.
 """
 
 import hashlib
@@ -19,27 +20,29 @@ from dpft.errors import StateError
 from dpft.run_folder import read_file, write_json
 
 TENSORS = "tensors.json"
-"""In a model's folder: the digest of each tensor by name, and the one of all."""
+"""File in a model's folder with the digest of each tensor by name, and the digest of all
+of them."""
 WEIGHTS = "*.safetensors"
 ADAPTER = "adapter_config.json"
-"""Names another base than the weights beside it to libraries that load adapters."""
+"""Configuration file that libraries use to load adapters; it may name a base other than the weights
+next to it."""
 SETTINGS = (ADAPTER, "dpft_adapter.json")
-"""What says how an adapter is put onto its base."""
+"""Files that specify how an adapter is applied to its base."""
 ADDRESS, BASE = "base_model_name_or_path", "base"
-"""Key of ``SETTINGS`` that says where the base is, and the folder where an adapter's own one lies,
-with which the key changes when it moves."""
+"""Key of ``SETTINGS`` with the location of the base, and the folder of an adapter's own base. If
+the base is in that folder, the key changes when the folder moves."""
 OTHER_WEIGHTS = (".bin", ".ckpt", ".h5", ".msgpack", ".pickle", ".pkl", ".pt", ".pth")
-"""Files that hold weights elsewhere, and that no run writes."""
+"""Suffixes of other files with weights, which no run writes."""
 PIECE = 2**22
-"""Bytes that are read at once."""
+"""Number of bytes that are read at once."""
 
 
 def write_released(model: Path, base: str | None = None) -> str:
-    """Write the digests of the tensors in a model's folder beside them; return that of all.
+    """Write the digests of the tensors in a model's folder next to them; return the total digest.
 
     Args:
         model: The folder.
-        base: As ``digest_of``.
+        base: See ``digest_of``.
     """
     tensors, settings = tensor_digests(model), setting_digests(model)
     digest = digest_of(tensors, settings, base)
@@ -50,16 +53,17 @@ def write_released(model: Path, base: str | None = None) -> str:
 
 
 def recorded_base(model: Path) -> str | None:
-    """Return the digest of the base of an adapter; None where its folder holds or names none.
+    """Return the recorded digest of an adapter's base, or None.
 
-    ``check_released`` holds it against the ledger.
+    The result is None if the folder contains the base or records no base. ``check_released``
+    compares this digest with the ledger.
     """
     base = _recorded(model).get("base")
     return base if isinstance(base, str) else None
 
 
 def check_released(model: Path, released: str | None, *, ledger: Path) -> None:
-    """Reject a model that is not the one whose digest a ledger's closing line has."""
+    """Reject a model with a digest that differs from the closing line of a ledger."""
     tensors, settings = tensor_digests(model), setting_digests(model)
     base = recorded_base(model)
     if base is not None and (model / BASE).exists():
@@ -79,12 +83,12 @@ def check_released(model: Path, released: str | None, *, ledger: Path) -> None:
 def digest_of(
     tensors: Mapping[str, str], settings: Mapping[str, str] | None = None, base: str | None = None
 ) -> str:
-    """Return the one digest of a model.
+    """Return the single digest of a model.
 
     Args:
         tensors: The digest of each tensor by name.
-        settings: Of an adapter, from ``setting_digests``.
-        base: Of an adapter, the digest of the base that lies elsewhere.
+        settings: For an adapter, the result of ``setting_digests``.
+        base: For an adapter, the digest of a base that is stored elsewhere.
     """
     whole: Mapping[str, Any] = tensors
     if settings or base is not None:
@@ -93,7 +97,7 @@ def digest_of(
 
 
 def setting_digests(model: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of settings in an adapter's folder."""
+    """Return the SHA-256 of each settings file in an adapter's folder."""
     digests = {}
     moving = (ADDRESS,) if (model / BASE).is_dir() else ()
     for name in SETTINGS:
@@ -113,7 +117,7 @@ def tensor_digests(model: Path) -> dict[str, str]:
     """Return the SHA-256 of each tensor in a folder: of its type, its shape and its bytes.
 
     Args:
-        model: The folder; safetensors files in folders below are the model's, too.
+        model: The folder; safetensors files in subfolders also belong to the model.
     """
     digests: dict[str, str] = {}
     _check_indexes(model)
@@ -143,7 +147,7 @@ def tensor_digests(model: Path) -> dict[str, str]:
 
 
 def _check_indexes(model: Path) -> None:
-    """Reject an index of shards that leads elsewhere, which a loader would follow."""
+    """Reject an index of shards that refers to other folders, because a loader would follow it."""
     for path in sorted(model.rglob(f"{WEIGHTS}.index.json")):
         try:
             names = set(json.loads(read_file(path))["weight_map"].values())
@@ -159,9 +163,10 @@ def _check_indexes(model: Path) -> None:
 
 
 def digests_in(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield name and digest of each tensor of one safetensors file, as ``tensor_digests``.
+    """Yield name and digest of each tensor of one safetensors file, like ``tensor_digests``.
 
-    It has 8 bytes of length, a header in JSON, and the tensors' bytes at the offsets in it.
+    A safetensors file has 8 bytes of length, a header in JSON, and the bytes of the tensors at the
+    offsets in the header.
     """
     try:
         with path.open("rb") as file:
@@ -195,7 +200,7 @@ def digests_in(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _recorded(model: Path) -> dict[str, Any]:
-    """Return what the folder's own list of digests says; nothing where it cannot be read."""
+    """Return the content of the folder's own list of digests; empty if the list cannot be read."""
     try:
         content = json.loads(read_file(model / TENSORS))
     except (OSError, RecursionError, StateError, ValueError):
@@ -204,7 +209,7 @@ def _recorded(model: Path) -> dict[str, Any]:
 
 
 def _first_difference(model: Path, tensors: Mapping[str, str], settings: Mapping[str, str]) -> str:
-    """Return what is another, in words, where the folder's own list says it."""
+    """Return a description of the first difference from the folder's own list, if it shows one."""
     recorded, actual = _recorded(model), {"tensors": tensors, "settings": settings}
     for kind, now in actual.items():
         expected = recorded.get(kind, {})

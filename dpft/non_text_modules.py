@@ -1,7 +1,8 @@
-"""Find the modules of a multimodal model that process images or sound; they are not trained.
+"""The modules of a multimodal model that process images or sound, which are not trained.
 
-They encode images and sound and project them to the text model's width. They stay as they are: a
-record's gradient with respect to them is zero, so a private step would only add noise.
+These modules encode images and sound and project them to the width of the text model. They remain
+unchanged, because the gradient of a text record with respect to them is zero. A private step would
+only add noise.
 """
 
 from collections.abc import Iterable
@@ -14,18 +15,19 @@ TEXT_CONFIGS = frozenset(
     ("text_config", "encoder", "decoder", "attn_config", "ffn_config")
     + ("patcher_config", "encoder_config", "decoder_config", "global_config")
 )
-"""Names of sub-configurations that describe text models, or layers of one (MPT, DBRX, BLT)."""
+"""Names of sub-configurations that describe text models, or layers of text models (MPT,
+DBRX, BLT)."""
 
 
 def is_multimodal(config: "PretrainedConfig") -> bool:
-    """Return whether a configuration has a part that is no text model, at any depth."""
+    """Return whether a configuration has, at any depth, a part that is not a text model."""
     names = set(config.sub_configs)
     inner = (getattr(config, name, None) for name in names & TEXT_CONFIGS)
     return not names <= TEXT_CONFIGS or any(is_multimodal(part) for part in inner if part)
 
 
 def idle_modules(model: "PreTrainedModel") -> tuple[str, ...]:
-    """Return the names of the outermost modules and parameters that no text passes through."""
+    """Return the names of the outermost modules and parameters that process no text."""
     config: Any = model.config
     if config.is_encoder_decoder or config.get_text_config() is config:
         return ()
@@ -40,5 +42,5 @@ def idle_modules(model: "PreTrainedModel") -> tuple[str, ...]:
 
 
 def is_inside(name: str, modules: Iterable[str]) -> bool:
-    """Return whether a name is one of the modules, or of something within one."""
+    """Return whether a name is one of the modules, or is inside one of them."""
     return any(f"{name}.".startswith(f"{module}.") for module in modules)

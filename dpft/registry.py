@@ -11,23 +11,24 @@ Entry = TypeVar("Entry")
 
 
 class Registry(Generic[Entry]):
-    """What one module, or the modules of one package, offer by name.
+    """The components that one module, or the modules of one package, provide by name.
 
-    A module that registers nothing is one that others of the package share; no list need say so.
+    Modules of the package that register nothing are allowed and need not be listed.
     """
 
     def __init__(self, package: str, *, key: str) -> None:
-        """Begins without an entry.
+        """Start without entries.
 
         Args:
-            package: Dotted name of the module, or of the package whose modules register themselves.
+            package: Dotted name of the module, or of the package with modules that register
+                themselves.
             key: The configuration key that names an entry, for messages.
         """
         self._package, self._key = package, key
         self._entries: dict[str, Entry] = {}
 
     def register(self, *names: str) -> Callable[[Entry], Entry]:
-        """Return a decorator that registers what it is given under every one of the names.
+        """Return a decorator that registers an object under each of the names.
 
         Raises:
             ValueError: A name is taken.
@@ -51,15 +52,15 @@ class Registry(Generic[Entry]):
         return [module.name for module in pkgutil.iter_modules(getattr(package, "__path__", ()))]
 
     def entries(self) -> dict[str, Entry]:
-        """Return every entry by name, sorted, once all modules of the package are imported."""
+        """Return all entries by name, sorted, after importing all modules of the package."""
         self._import(self._modules())
         return dict(sorted(self._entries.items()))
 
     def named(self, name: str) -> Entry:
-        """Return the entry of that name.
+        """Return the entry with this name.
 
-        The module of the same name is asked first, since all modules of a package together may
-        take seconds to import.
+        The module of the same name is imported first, because importing all modules of a package
+        may take seconds.
         """
         if name not in self._entries:
             self._import({name} & set(self._modules()))

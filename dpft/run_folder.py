@@ -1,13 +1,13 @@
-"""A run's folder: names of its files, atomic writes, locks, rejection of symbolic links.
+"""The folder of a run: names of its files, atomic writes, locks, rejection of symbolic links.
 
-``folder / LEDGER`` is a run's ledger. What stands under ``private/`` is never to be released, and
-only its owner can read it; the rest may be handed on. docs/dev/design.md, the run's folder, says
-what each file holds.
+``folder / LEDGER`` is the ledger of a run. Files in ``private/`` must never be released, and only
+their owner can read them. All other files may be shared. docs/dev/design.md, the run's folder,
+describes the content of each file.
 
-A run's folder may have been received from somebody. Through a link in it a command would write to,
-delete or open to others what lies elsewhere: ``model/x`` may stand for the owner's own key, and
-``private/lock`` for a file that is not there yet. dpft makes no links, so a command that reads or
-writes in a run's folder first refuses them.
+A run's folder may come from another person. With a symbolic link in the folder, a command could
+write, delete or expose files elsewhere. For example, ``model/x`` may point to the user's own key,
+and ``private/lock`` to a file that does not exist yet. dpft creates no links. A command that reads
+or writes in a run's folder therefore rejects links first.
 """
 
 import fcntl
@@ -25,114 +25,118 @@ from dpft.errors import InputError, StateError
 
 SCHEMA_VERSION = 2
 
-# Public: what a run leaves for its reader.
+# Public: results of a run.
 CONFIGURATION = "config.yaml"
 REPORT, PAGE = "report.md", "report.html"
 PRIVACY = "privacy.json"
 METRICS = "metrics.json"
 LEDGER = "ledger.jsonl"
 MODEL = "model"
-"""Folder of the trained model and its tokenizer, as ``save_pretrained`` writes them."""
+"""Folder of the trained model and its tokenizer, in the format of ``save_pretrained``."""
 HISTOGRAM = "histogram.tsv"
-"""Words that reached a private histogram's threshold, each with its noisy count."""
+"""Words that reached the threshold of a private histogram, each with its noisy count."""
 TOKENIZER = "tokenizer"
-"""Folder of the tokenizer that was made of it."""
+"""Folder of the tokenizer that was trained on the histogram."""
 TOKENIZER_CONFIG = "tokenizer_config.json"
-"""In such a folder: what the tokenizer says of itself."""
+"""Configuration of a tokenizer, in the tokenizer's folder."""
 PROGRESS = "progress.jsonl"
-"""Steps, durations of ten steps or more, and scores of a public split while the run trained."""
+"""Steps, durations of ten steps or more, and scores of a public split during training."""
 TRACKING = "tracking"
-"""Folder of what trackers write on this machine."""
+"""Folder of the files that trackers write on this machine."""
 HYDRA = ".hydra"
-"""Folder of how the command was composed: ``config.yaml``, ``hydra.yaml``, ``overrides.yaml``."""
+"""Folder that records the composition of the command: ``config.yaml``, ``hydra.yaml``,
+``overrides.yaml``."""
 OVERRIDES = f"{HYDRA}/overrides.yaml"
 
-# Public, or in private/ where the evaluation split is: the same names in either place.
+# Public, or in private/ if the evaluation split is private, with the same names.
 PREDICTIONS, SAMPLES = "predictions.jsonl", "samples.md"
 WRONG_IMAGES = "wrong_images.png"
-"""Some images of a public split that were classed wrongly; of a private one there is none."""
+"""Some misclassified images of a public split; not written for a private split."""
 TEXTS_OF_EVALUATIONS = ("predictions*.jsonl", "samples*.md", "wrong_images*.png")
-"""Patterns of the files with an evaluation's texts: one each, or one for each part of a split."""
+"""Patterns of the files with texts of an evaluation: one file each, or one for each part of a
+split."""
 
-# Public: what later commands make of the model.
+# Public: results of later commands.
 GENERATED, EXPORT = "generated", "export"
 AUDIT = "audit"
-"""Folder of what an audit found that may be released."""
+"""Folder of audit results that may be released."""
 SYNTHETIC_AUDIT = f"{AUDIT}/synthetic.html"
 RELEASED = (GENERATED, EXPORT, AUDIT)
-"""What other commands made in public of a run's model."""
+"""Public folders that other commands create from a run's model."""
 
-# Private: the owner's alone.
+# Private: only for the owner.
 PRIVATE = "private"
 LOCK = f"{PRIVATE}/lock"
 JOURNAL = f"{PRIVATE}/steps.jsonl"
 DIAGNOSTICS = f"{PRIVATE}/diagnostics.jsonl"
 BEGUN = f"{PRIVATE}/begun.json"
-"""The day on which a run was begun, and with which versions."""
+"""The day on which a run began, and the versions that it began with."""
 PRIVATE_PROGRESS = f"{PRIVATE}/{PROGRESS}"
-"""Its lines until the next boundary, since the moment at which a line appears reveals a time."""
+"""Lines of the progress record until the next boundary. They are private because the moment at
+which a line appears reveals a duration."""
 PRIVATE_METRICS, PRIVATE_REPORT = f"{PRIVATE}/{METRICS}", f"{PRIVATE}/{REPORT}"
-"""The scores of private splits, and how many inputs were scored."""
+"""The scores of private splits, and the number of scored inputs."""
 DATA_SUMMARY = f"{PRIVATE}/data_summary.md"
-"""How many records were read, left out, cut, held out and trained on."""
+"""Numbers of records that were read, skipped, truncated, held out and trained on."""
 EXACT_HISTOGRAM = f"{PRIVATE}/{HISTOGRAM}"
-"""The words of a vocabulary without privacy, as they were counted."""
+"""Exact counts of the words of a vocabulary without privacy."""
 FINGERPRINT = f"{PRIVATE}/fingerprint"
 HELD_OUT_KEY = f"{PRIVATE}/held_out.key"
 UNIT_KEY = f"{PRIVATE}/unit_key"
 AUDIT_KEY = f"{PRIVATE}/audit_key"
-"""Of which canaries and their coins were made."""
+"""Key from which canaries and their coins are generated."""
 WHITE_BOX = f"{PRIVATE}/white_box.jsonl"
-"""What each step's noisy gradient has of every canary's own."""
+"""Inner products of each step's noisy gradient with the gradient of every canary."""
 REFERENCES = f"{PRIVATE}/references.safetensors"
 """Log-probabilities of preference pairs under the reference model."""
 TRACEBACK = f"{PRIVATE}/traceback.txt"
 PRIVATE_AUDIT = f"{PRIVATE}/audit"
-"""Folder of what audits found, and of what they must know of the run."""
+"""Folder of audit results, and of data about the run that audits need."""
 MEMORIZATION = f"{PRIVATE_AUDIT}/memorization.json"
 PRIVATE_SYNTHETIC_AUDIT = f"{PRIVATE_AUDIT}/synthetic.html"
 CANARIES = f"{PRIVATE_AUDIT}/canaries.json"
-"""The run's canaries, and which of them were trained on."""
+"""The canaries of the run, and which of them were trained on."""
 BASE_MODEL = f"{PRIVATE}/base_model"
-"""Folder of the model that a program gave as an object, and of its tokenizer."""
+"""Folder of a model that a program passed as an object, and of its tokenizer."""
 CHECKPOINTS = f"{PRIVATE}/checkpoints"
 CHECKPOINT = "step-" + 8 * "[0-9]"
-"""Pattern of a complete checkpoint's folder, ``step-`` and the step in eight digits."""
+"""Pattern of a complete checkpoint's folder: ``step-`` and the step in eight digits."""
 PARTIAL_CHECKPOINT = ".step-*.partial"
 """Pattern of the folders of checkpoints that are being written."""
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
-"""In each checkpoint; of a model in shards each shard's own, ``shard_name``."""
+"""Files in each checkpoint; for a sharded model, one file per shard (``shard_name``)."""
 STATE, KEYS = "state.json", "generators.json"
+"""Files in each checkpoint: values that the run is bound to, and its secret keys until they are
+deleted."""
 HISTORY = "noise.safetensors"
-"""In each checkpoint of a mechanism whose noise hangs together: each rank's own, ``shard_name``. As
-secret as the keys, and deleted with them."""
-"""In each checkpoint: what the run is bound to, and its secret keys while it has any."""
+"""File in each checkpoint of a mechanism with correlated noise, one per rank (``shard_name``). The
+file is as secret as the keys, and is deleted with them."""
 CHECKPOINT_STATES = f"{CHECKPOINTS}/{CHECKPOINT}/{STATE}"
 
-# Private, of a search: its trials are runs with folders of their own.
+# Private, for a search: its trials are runs with their own folders.
 TUNING = f"{PRIVATE}/tuning"
 TUNE_CONFIGURATION = f"{TUNING}/tune.yaml"
 TRIALS = f"{TUNING}/trials.json"
 TRIAL_SCORE, TRIAL_LOG = "outcome.json", "log"
-"""In each trial's folder."""
+"""Files in the folder of each trial."""
 
-# In the folder of a sweep, whose runs are folders in it.
+# In the folder of a sweep, which contains the folders of its runs.
 SWEEP_RECORD = "multirun.yaml"
 SYNTHESIS, TRAINING = "synthesis.yaml", "training"
-"""In a synthesis's folder: how it was asked for, and its training, a run of its own."""
+"""In the folder of a synthesis: its configuration, and its training, which is a separate run."""
 PRIVATE_PAGE = f"{PRIVATE}/{PAGE}"
-"""Of a synthesis: its rows against real ones."""
+"""Page of a synthesis that compares its rows with real rows."""
 EXIT_CODES = f"{PRIVATE}/exit_codes"
-"""Folder of how each job ended, ``NUMBER.json``."""
+"""Folder that records how each job ended, ``NUMBER.json``."""
 
 
 def refuse_links(folder: Path) -> None:
-    """Reject the folder of a run with a symbolic link in it, before dpft reads or write there.
+    """Reject a run's folder with a symbolic link in it, before dpft reads or writes there.
 
-    The folder itself may be reached through links, as one on another disk is.
+    The path of the folder itself may contain links, for example to another disk.
 
     Raises:
-        InputError: There is one, or a folder cannot be listed.
+        InputError: The folder contains a link, or a folder cannot be listed.
     """
 
     def unlisted(error: OSError) -> None:
@@ -155,14 +159,14 @@ def refuse_links(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Write ``text`` under a temporary name, syncs it to disk and renames it into place."""
+    """Write ``text`` under a temporary name, sync the file to disk and rename it into place."""
     write_bytes(path, text.encode(), mode=mode)
 
 
 def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Write ``content`` as ``write_text`` does."""
+    """Write ``content`` like ``write_text``."""
     temporary = path.with_name(f".{path.name}.partial")
-    temporary.unlink(missing_ok=True)  # One left by a crash would keep its own mode.
+    temporary.unlink(missing_ok=True)  # A file left by a crash would keep its mode.
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "wb") as file:
@@ -176,7 +180,7 @@ def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in ``folder`` are on disk, so that a new file survives a power cut."""
+    """Wait until the names in ``folder`` are on disk, so that new files survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -185,7 +189,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Wait until everything in ``folder``, which a library wrote, is on disk."""
+    """Wait until all files in ``folder``, which a library wrote, are on disk."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             with path.open("rb") as file:
@@ -195,10 +199,10 @@ def sync_tree(folder: Path) -> None:
 
 
 def apply_umask(folder: Path) -> None:
-    """Give the files in ``folder`` the mode that a new file has.
+    """Give the files in ``folder`` the mode of a new file.
 
-    A library that writes through temporary files leaves them to their owner alone. What a symbolic
-    link points to is left as it is.
+    A library that writes through temporary files makes them readable only by their owner. The
+    targets of symbolic links are not changed.
     """
     mask = os.umask(0)
     os.umask(mask)
@@ -215,7 +219,7 @@ def write_json(path: Path, content: Mapping[str, Any], *, mode: int = 0o644) -> 
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return what ``write_json`` wrote, the schema version included."""
+    """Return the content that ``write_json`` wrote, including the schema version."""
     try:
         content = json.loads(read_file(path))
         version = content["schema_version"]
@@ -229,11 +233,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file; a folder in its place is a corrupted run.
+    """Return the content of a file; a folder in its place means that the run is corrupted.
 
     Raises:
-        FileNotFoundError: It is not there.
-        StateError: It is a folder.
+        FileNotFoundError: The file does not exist.
+        StateError: The path is a folder.
     """
     try:
         return path.read_bytes()
@@ -246,11 +250,11 @@ def read_file(path: Path) -> bytes:
 def read_yaml(path: Path) -> Any:
     """Return the plain values of a YAML file that dpft wrote, such as a run's config.yaml.
 
-    Texts stay as they are: OmegaConf's ``${...}`` is none of YAML's, and nothing resolves it.
+    Texts remain unchanged: YAML does not define OmegaConf's ``${...}``, so it is not resolved.
     """
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
-    # PyYAML lets pass what its constructors raise of a text that is no number or date after all.
+    # PyYAML does not convert errors of its constructors, for example for an invalid date.
     except (
         *(OSError, ValueError, LookupError, AttributeError, RecursionError),
         yaml.YAMLError,
@@ -262,7 +266,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def check_version(version: object, path: Path) -> None:
-    """Reject a file that another dpft wrote in a form that this one does not know."""
+    """Reject a file with a schema version that this version of dpft does not support."""
     if version is True or version != SCHEMA_VERSION:
         raise InputError(
             f"{path} must have schema_version {SCHEMA_VERSION}, got {version!r}. Use the version"
@@ -273,16 +277,16 @@ def check_version(version: object, path: Path) -> None:
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, mode: int = 0o644) -> None:
-    """Write one JSON object a line, keys sorted."""
+    """Write one JSON object per line with sorted keys."""
     lines = (json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in rows)
     write_text(path, "".join(lines), mode=mode)
 
 
 def check_writable(folder: Path) -> None:
-    """Reject a folder that cannot be written to, or made, before work is put into it.
+    """Reject a folder that cannot be created or written to, before work is spent on it.
 
     Raises:
-        OSError: It says why.
+        OSError: The folder is not writable; the error states the reason.
     """
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     with tempfile.TemporaryFile(dir=above):
@@ -290,7 +294,7 @@ def check_writable(folder: Path) -> None:
 
 
 def private_folder(run: Path) -> Path:
-    """Return the run's ``private`` folder, made if need be; mode 0700, never to be released."""
+    """Return the run's ``private`` folder, created if necessary, mode 0700; never release it."""
     folder = run / PRIVATE
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -305,22 +309,23 @@ def private_folder(run: Path) -> Path:
 
 
 def private_path(run: Path, name: str) -> Path:
-    """Return the path of a private file or folder, ``private/`` made if need be.
+    """Return the path of a private file or folder; create ``private/`` if necessary.
 
     Args:
-        run: The run's folder; it exists.
-        name: One of the names above that begin with ``private/``.
+        run: Folder of the run, which exists.
+        name: A name from above that begins with ``private/``.
     """
     private_folder(run)
     return run / name
 
 
 def write_private(run: Path, texts: Mapping[str, str | None]) -> None:
-    """Write files of a run's private/, for the owner alone.
+    """Write files in a run's private/, readable only by the owner.
 
     Args:
-        run: The run's folder; it exists.
-        texts: What each holds, by a name above that begins with ``private/``; None: it is removed.
+        run: Folder of the run, which exists.
+        texts: Content of each file, by a name from above that begins with ``private/``; None
+            removes the file.
     """
     private_folder(run)
     for name, text in texts.items():
@@ -334,18 +339,18 @@ def write_private(run: Path, texts: Mapping[str, str | None]) -> None:
 
 
 def private_audit_path(run: Path, name: str) -> Path:
-    """Return the path of an audit's private file, its folder made if need be, mode 0700.
+    """Return the path of an audit's private file; create its folder if necessary, mode 0700.
 
     Args:
-        run: The run's folder; it exists.
-        name: One of the names above that begin with ``private/audit/``.
+        run: Folder of the run, which exists.
+        name: A name from above that begins with ``private/audit/``.
     """
     _make_folder(private_path(run, PRIVATE_AUDIT), 0o700)
     return run / name
 
 
 def audit_path(run: Path, name: str) -> Path:
-    """Return the path of what of an audit may be released, its folder made if need be."""
+    """Return the path of an audit result that may be released; create its folder if necessary."""
     _make_folder(run / AUDIT, 0o777)
     return run / name
 
@@ -363,7 +368,7 @@ def _make_folder(folder: Path, mode: int) -> None:
 
 @contextmanager
 def hold_run(run: Path) -> Iterator[None]:
-    """Hold a run's folder inside the block, so that two processes never write to it."""
+    """Lock a run's folder inside the block, so that two processes never write to it."""
     descriptor = os.open(private_path(run, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -381,17 +386,17 @@ def hold_run(run: Path) -> Iterator[None]:
 
 
 def is_base_model(path: str | Path) -> bool:
-    """Return whether a model's folder is the one in which a run keeps the object it was given."""
+    """Return whether a folder is one in which a run stores a model passed as an object."""
     return Path(path).parts[-2:] == Path(BASE_MODEL).parts
 
 
 def trial_folder(run: Path, number: int) -> Path:
-    """Return the folder of a search's trial, counted from 0; private."""
+    """Return the private folder of a trial of a search, counted from 0."""
     return run / TUNING / f"trial-{number}"
 
 
 def shard_name(name: str, shard: int, shards: int) -> str:
-    """Return the name of the file with one shard, counted from 0, of what a file would hold.
+    """Return the file name of one shard, counted from 0, of a file.
 
     >>> [shard_name(WEIGHTS, shard, 2) for shard in range(2)]
     ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
@@ -417,7 +422,7 @@ def what_lacks(folder: Path, wanted: str) -> str:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the folder itself where it is a run's, else the runs of its sweep, by number."""
+    """Return the folder itself if it is a run, or the runs of a sweep in it, by number."""
     if (folder / CONFIGURATION).is_file():
         return [folder]
     runs = [path.parent for path in folder.glob(f"[!.]*/{CONFIGURATION}") if path.is_file()]
@@ -429,6 +434,6 @@ def runs_in(folder: Path) -> list[Path]:
             value=str(folder),
             hint="runs=outputs/DATE/TIME",
         )
-    return sorted(  # 2 comes before 10, and words before both
+    return sorted(  # 2 comes before 10, and names that are not numbers before both.
         runs, key=lambda run: (int(run.name) if run.name.isdecimal() else -1, run.name)
     )

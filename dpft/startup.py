@@ -1,9 +1,10 @@
-"""Show the stages of a run's start (reading, loading, checking …) in one line of the terminal.
+"""Stages of a run's start (reading, loading, checking …), shown in one line of the terminal.
 
-Reading, importing, loading, proving and encoding take minutes of silence on a large model. Each
-begins with ``show_startup_stage``, which does nothing if no line is drawn (a pipe, a program). The
-line is redrawn once a second, and no step moves it (docs/dev/design.md, rule 7). It is drawn
-without a library: those that draw bars take part of the time that it is there to bridge.
+Reading, importing, loading, checking and encoding can take minutes without output for a large
+model. Each stage calls ``show_startup_stage``, which does nothing if no line is drawn (in a pipe or
+in a program). The line is redrawn once a second and does not depend on steps (docs/dev/design.md,
+rule 7). The line is drawn without a library, because importing a progress bar library takes part of
+the time that the line covers.
 
     with shown_startup():
         show_startup_stage(READING)
@@ -29,11 +30,11 @@ CHECKING = "checking the clipper"
 ENCODING = "encoding the records"
 TRAINING = "training"
 PARTS = (READING, LIBRARIES, PLANNING, LOADING, CHECKING, ENCODING, TRAINING)
-"""In their order; a run may leave some out."""
+"""All stages in order; a run may skip some of them."""
 EVERY = 1.0
-"""Seconds from one drawing to the next."""
+"""Seconds between two updates."""
 BAR = 24
-"""Columns of the bar."""
+"""Number of columns of the bar."""
 ERASE = "\r\x1b[2K"
 
 
@@ -49,7 +50,7 @@ class StartupLine:
         self._thread = Thread(target=self._redraw, name="startup", daemon=True)
 
     def begin(self, what: str) -> None:
-        """Show what the run does from now on, one of ``PARTS``."""
+        """Show the current stage of the run, one of ``PARTS``."""
         with self._lock:
             is_new = self._what is None
             self._what = what
@@ -59,24 +60,24 @@ class StartupLine:
             self._thread.start()
 
     def hide(self) -> None:
-        """Take the line away until another part begins."""
+        """Erase the line until another stage begins."""
         with self._lock:
             self._erase()
             self._what = None
 
     def close(self) -> None:
-        """Take the line away for good."""
+        """Erase the line permanently."""
         self._ended.set()
         self.hide()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Make room for a log line that is about to be written; the next second draws anew."""
+        """Erase the line before a log line is written; the next update draws it again."""
         with self._lock:
             self._erase()
         return True
 
     def text(self) -> str:
-        """Return the line: how many parts have begun, which it is, the time since the start."""
+        """Return the line: a bar of completed stages, the current stage, and the elapsed time."""
         if self._what is None:
             return ""
         begun = PARTS.index(self._what) + 1
@@ -106,13 +107,13 @@ _line: ContextVar[StartupLine | None] = ContextVar("startup", default=None)
 
 @contextmanager
 def shown_startup() -> Iterator[None]:
-    """Draw what the run in the block does until its steps show, where stderr is a terminal."""
+    """Show the stages of the run in the block until its steps begin, if stderr is a terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
     line = StartupLine(sys.stderr)
     token = _line.set(line)
-    # Those alone that write to the same terminal.
+    # Only handlers that write to the same terminal.
     handlers = [
         handler
         for handler in logging.getLogger().handlers
@@ -130,14 +131,14 @@ def shown_startup() -> Iterator[None]:
 
 
 def show_startup_stage(what: str) -> None:
-    """Show what the run does from now on; see ``StartupLine.begin``."""
+    """Show the current stage of the run; see ``StartupLine.begin``."""
     line = _line.get()
     if line is not None:
         line.begin(what)
 
 
 def end_startup() -> None:
-    """Take the line away before something else is drawn."""
+    """Erase the line before other output is drawn."""
     line = _line.get()
     if line is not None:
         line.hide()

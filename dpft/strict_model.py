@@ -1,7 +1,7 @@
 """Base class of all structured data: strict, frozen pydantic models, read from and written as JSON.
 
-A class that derives from ``StrictModel`` declares a fact once. Its fields are computed with,
-written to files, read from files and documented. JSON Schemas come from ``model_json_schema``.
+A class that derives from ``StrictModel`` declares each fact once. The same fields are used for
+computation, files and documentation. JSON Schemas come from ``model_json_schema``.
 """
 
 import ast
@@ -25,8 +25,8 @@ from dpft.run_folder import read_json, write_text
 class StrictModel(BaseModel):
     """A frozen pydantic model that converts no types and rejects unknown keys.
 
-    The text below a field describes it (``description``). Numbers are finite. A field with an alias
-    has the alias as its key in files; Python code may use both.
+    The text below a field describes the field (``description``). Numbers are finite. A field with
+    an alias uses the alias as its key in files; Python code may use both names.
     """
 
     model_config = ConfigDict(
@@ -43,12 +43,12 @@ class StrictModel(BaseModel):
         """Check fields that depend on each other.
 
         Raises:
-            ValueError: They do not go together; pydantic makes a ValidationError of it.
+            ValueError: The values are inconsistent; pydantic converts this to a ValidationError.
         """
         self._check_fields()
 
     def _check_fields(self) -> None:
-        """Reject values that do not go together, in a class that has such fields."""
+        """Reject inconsistent values, in a class with fields that depend on each other."""
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed, validated like a new instance."""
@@ -56,7 +56,7 @@ class StrictModel(BaseModel):
 
 
 def values_of(model: BaseModel, kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the values of the fields that a model has in common with a base class."""
+    """Return the values of the fields that a model shares with a base class."""
     return {name: getattr(model, name) for name in kind.model_fields}
 
 
@@ -76,8 +76,8 @@ Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 def description(kind: type[BaseModel], name: str) -> str:
     """Return the text below a field, or below the field of a base class that it overrides.
 
-    pydantic's ``use_attribute_docstrings`` reads the source of each class when it is defined, which
-    takes a third of a second for all sections.
+    ``use_attribute_docstrings`` of pydantic reads the source of each class when the class is
+    defined, which takes a third of a second for all sections.
     """
     texts = (_texts(base.__module__).get((base.__qualname__, name)) for base in kind.__mro__)
     return " ".join(next(filter(None, texts), "").split())
@@ -109,7 +109,7 @@ def members(annotation: Any) -> tuple[Any, ...]:
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the model of a field, the first of a union; None if it has another type."""
+    """Return the model of a field, the first of a union; None if the field has another type."""
     return next((member for member in members(annotation) if _is_model(member)), None)
 
 
@@ -131,7 +131,7 @@ def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
 
     Args:
         annotation: The type of a field.
-        metadata: What pydantic keeps apart from it: ``FieldInfo.metadata``.
+        metadata: Constraints that pydantic stores separately from the type: ``FieldInfo.metadata``.
     """
     if get_origin(annotation) is Annotated:
         annotation, *constraints = get_args(annotation)
@@ -157,10 +157,10 @@ def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
 
 
 class Versioned(StrictModel):
-    """A file, or an answer, with the version of its form."""
+    """A file, or an answer, with the version of its schema."""
 
     schema_version: Literal[2] = 2
-    """Version of the form. A reader rejects another one."""
+    """Version of the schema. A reader rejects other versions."""
 
 
 Model = TypeVar("Model")
@@ -169,7 +169,7 @@ Model = TypeVar("Model")
 def as_json(value: Any) -> Any:
     """Return a model, or a collection of models, as JSON values.
 
-    A key whose value is null is omitted if that is its default.
+    A key with the value null is omitted if null is its default.
     """
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
@@ -191,21 +191,21 @@ def json_text(value: Any) -> str:
 
 
 def write_model(path: Path, value: Any, *, mode: int = 0o644) -> None:
-    """Write a model into a file of its own, whole or not at all."""
+    """Write a model to a file, completely or not at all."""
     write_text(path, json_text(value) + "\n", mode=mode)
 
 
 def parse(value: Any, kind: type[Model]) -> Model:
-    """Return the model, or the member of a union of models, of a JSON value.
+    """Return the model, or the member of a union of models, for a JSON value.
 
     Raises:
-        ValidationError: A key is missing, unknown or has a wrong value.
+        ValidationError: A key is missing or unknown, or has an invalid value.
     """
     return parse_text(json.dumps(value), kind)
 
 
 def parse_text(text: str, kind: type[Model]) -> Model:
-    """Return the same of the text of a JSON value."""
+    """Return the model for the text of a JSON value; see ``parse``."""
     adapter: TypeAdapter[Model] = _adapter(kind)  # type: ignore[arg-type]
     return adapter.validate_json(text)
 
@@ -214,8 +214,8 @@ def read_model(path: Path, kind: type[Model]) -> Model:
     """Return the model that a file contains.
 
     Raises:
-        InputError: It is of another schema version.
-        StateError: It is damaged.
+        InputError: The file has another schema version.
+        StateError: The file is damaged.
     """
     try:
         return parse(read_json(path), kind)
@@ -237,10 +237,10 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def merge_models(kind: type[Model], *parts: BaseModel, **values: Any) -> Model:
-    """Return a model of the fields of others; of two values of a field the later one counts.
+    """Return a model with the fields of other models; later values override earlier ones.
 
     Args:
-        kind: The model's class.
+        kind: The class of the model.
         parts: Models, each with some of its fields and no others.
         values: Further fields.
     """

@@ -1,19 +1,18 @@
 """Private tokenizers: count words with a bounded contribution, and train the vocabulary on them.
 
-Ponomareva et al. 2022, section 3.1: words are what blanks part, taken as they are. Of a unit, which
-is a record unless said otherwise, the first N words are counted, each at most m times; the counts
-are then scaled down to an L2 norm of at most k. All of that depends on the unit alone. N, m and k
-are in `TokenizerConfig`, the section ``tokenizer`` of ``dpft tokenizer``.
+The method follows Ponomareva et al. 2022, section 3.1. Words are separated by whitespace and not
+modified. By default a unit is one record. The first N words of each unit are counted, each at most
+m times. The counts are then scaled down to an L2 norm of at most k. These steps depend only on the
+unit. N, m and k are in `TokenizerConfig`, the section ``tokenizer`` of ``dpft tokenizer``.
 
-Counts are whole multiples of ``RESOLUTION``, rounded towards zero, so that their sums are exact and
-a unit moves them by no more than k and m to the last bit.
+Counts are whole multiples of ``RESOLUTION``, rounded towards zero. Their sums are therefore exact,
+and a unit changes them by at most k and m, to the last bit.
 
     python -m dpft.tokenizers HISTOGRAM.tsv PIECES.json VOCAB_SIZE ALGORITHM
 
-Pieces are made in a process of its own, which is given the released histogram and nothing else:
-what it makes is post-processing, and costs nothing. Its normalization is the identity, every
-character of the words is covered, and one thread is used, so that equal histograms give equal
-pieces.
+Pieces are trained in a separate process, which receives only the released histogram. Its output is
+post-processing and costs no privacy. The process uses the identity normalization, covers every
+character of the words, and runs in one thread. Equal histograms therefore give equal pieces.
 """
 
 import io
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 RESOLUTION = 2.0**-16
 BELOW_ONE = 1 - 2.0**-40
-"""Makes up for the rounding of a product of floats."""
+"""Factor that compensates for the rounding of a product of floats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +53,11 @@ class Caps:
     """Bounds on the contribution of a unit."""
 
     words: int
-    """N, its words that are counted."""
+    """N, the maximum number of counted words of the unit."""
     l2: float
-    """k, the L2 norm of its counts."""
+    """k, the maximum L2 norm of its counts."""
     linf: float
-    """m, the largest of them."""
+    """m, the maximum of each count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +65,9 @@ class WordHistogram:
     """Exact counts; private."""
 
     words: tuple[str, ...]
-    """Every word of the records, each once."""
+    """Distinct words of the records."""
     multiples: "NDArray[np.int64]"
-    """The count of each, in multiples of ``RESOLUTION``."""
+    """The count of each word, in multiples of ``RESOLUTION``."""
     num_units: int
 
     @property
@@ -78,7 +77,7 @@ class WordHistogram:
 
 
 def bounded_counts(words: Iterable[str], caps: Caps) -> dict[str, int]:
-    """Return by how many ``RESOLUTION`` one unit raises the count of each of its words."""
+    """Return the contribution of one unit to the count of each of its words, in ``RESOLUTION``."""
     counts = {
         word: min(count, caps.linf) for word, count in Counter(islice(words, caps.words)).items()
     }
@@ -103,9 +102,10 @@ def count_words(texts: Iterable[tuple[str, str]], caps: Caps, *, by_unit: bool) 
     """Return the histogram of the words of all records.
 
     Args:
-        texts: Of each record its text, and the unit that it is of; read once.
-        caps: Of each unit.
-        by_unit: Whether the records of one unit count as one; else each is a unit of its own.
+        texts: Text and unit of each record; read once.
+        caps: Bounds for each unit.
+        by_unit: Whether the records of one unit are counted together; if False, each record is a
+            unit.
     """
     import numpy as np
 
@@ -134,7 +134,7 @@ def count_words(texts: Iterable[tuple[str, str]], caps: Caps, *, by_unit: bool) 
 
 
 def words_of(text: str) -> Sequence[str]:
-    """Return a text's words, as they are; what no file could hold is none."""
+    """Return the words of a text, without NUL and without characters that UTF-8 cannot encode."""
     return text.replace("\x00", " ").encode("utf-8", "ignore").decode("utf-8").split()
 
 
@@ -142,32 +142,34 @@ UNIGRAM: Final = "unigram"
 BPE: Final = "bpe"
 CHAR: Final = "char"
 FEWEST_PIECES = 2
-"""Of unigram and bpe, which need a piece for each character: one word's, and the blank before."""
+"""Minimum vocabulary size of unigram and bpe, which need a piece for each character: that of a
+one-letter word, and the space before it."""
 MOST_PIECES = 2_000_000
-"""Of unigram SentencePiece tries a million pieces beside the characters; sizes far above are asked
-for in vain, and take it hours to refuse."""
+"""Maximum vocabulary size. For unigram, SentencePiece considers a million pieces in addition to the
+characters. Much larger sizes are impossible, and SentencePiece needs hours to reject them."""
 OF_PIECES = ("vocab_size", "algorithm", "sentinels")
-"""Keys that only say what is made of the noisy histogram: they cost nothing."""
+"""Keys that only affect how the noisy histogram is used, so they cost no privacy."""
 
 
 class TokenizerConfig(Section):
-    """How words are counted, and what is made of the counts; all of it is public."""
+    """How words are counted and the vocabulary is trained on the counts; all of it is public."""
 
     vocab_size: Annotated[int, Field(ge=1, le=MOST_PIECES, examples=[8000])]
-    """Pieces of the vocabulary, of char at most so many; special tokens and sentinels come on
-    top."""
+    """Number of pieces of the vocabulary; for char, the maximum number. Special tokens and
+    sentinels are added to this number."""
     algorithm: Literal["unigram", "bpe", "char"] = UNIGRAM
-    """unigram, as T5 has it, bpe, or char: each character is a piece."""
+    """unigram, as in T5; bpe; or char, with one piece per character."""
     sentinels: Count = 100
-    """T5's <extra_id_0>, <extra_id_1> and so on, that stand for what is masked."""
+    """Number of T5 sentinels <extra_id_0>, <extra_id_1> and so on, which replace masked spans."""
     words_per_record: AtLeastOne = 256
-    """N: of a record, or unit, no more words are counted."""
+    """N: maximum number of words that are counted per record, or per unit."""
     l2_cap: Positive = 1.0
-    """k: a record moves the counts by at most this, in L2 norm; a longer one's are scaled down."""
+    """k: maximum L2 norm of a record's contribution to the counts; larger contributions are scaled
+    down."""
     linf_cap: Positive = 1.0
-    """m: a record moves one word's count by at most this."""
+    """m: maximum contribution of a record to the count of one word."""
     noise_std: Positive | None = Field(default=None, examples=[20.0])
-    """Standard deviation of the noise on each count, where it is given in place of privacy.eps."""
+    """Standard deviation of the noise on each count; use it instead of privacy.eps."""
 
     def _check_fields(self) -> None:
         if self.algorithm != CHAR and self.vocab_size < FEWEST_PIECES:
@@ -182,27 +184,27 @@ class TokenizerConfig(Section):
 UNKNOWN = "<unk>"
 TOO_LARGE = re.compile(r"set it to a value <= (\d+)")
 TOO_SMALL = re.compile(r"required_chars\. \d+ vs (\d+)")
-"""SentencePiece's messages on impossible sizes of a vocabulary."""
+"""Messages of SentencePiece about impossible vocabulary sizes."""
 SECONDS = 24 * 3600
 
 
 Pieces: TypeAlias = Sequence[tuple[str, float]]
-"""A vocabulary without its special tokens. Each piece has its score: a log probability, or of bpe
-minus the place of its merge."""
+"""A vocabulary without its special tokens. Each piece has a score: a log probability, or for bpe
+minus the position of its merge."""
 
 
 class VocabularyError(InputError):
-    """A number of pieces that the words do not allow."""
+    """Error for a vocabulary size that the words do not support."""
 
 
 def train_pieces(histogram: Path, out: Path, *, vocab_size: int, algorithm: str) -> Pieces:
-    """Return the pieces that a process of its own makes of a histogram.
+    """Return the pieces that a separate process trains on a histogram.
 
     Raises:
-        VocabularyError: The words do not allow so many, or ask for more.
-        RunError: The process failed otherwise.
+        VocabularyError: The words do not support this many pieces, or require more.
+        RunError: The process failed for another reason.
     """
-    # SentencePiece would take a path with a comma as several: it is given the name alone.
+    # Pass only the file name, because SentencePiece splits paths at commas.
     arguments = [histogram.name, str(out.resolve()), str(vocab_size), algorithm]
     process = subprocess.run(
         [sys.executable, "-m", "dpft.tokenizers", *arguments],
@@ -220,7 +222,7 @@ def train_pieces(histogram: Path, out: Path, *, vocab_size: int, algorithm: str)
 
 
 def _failure(stderr: str, vocab_size: int) -> Exception:
-    """Return the error that SentencePiece's message stands for."""
+    """Return the error for a message of SentencePiece."""
     most, least = TOO_LARGE.search(stderr), TOO_SMALL.search(stderr)
     if most is not None:
         return VocabularyError(
@@ -250,7 +252,7 @@ def main(arguments: Sequence[str]) -> None:
         input_format="tsv",
         model_writer=model,
         model_type=algorithm,
-        vocab_size=int(vocab_size) + 1,  # its own <unk> is counted
+        vocab_size=int(vocab_size) + 1,  # SentencePiece counts its own <unk>.
         character_coverage=1.0,
         normalization_rule_name="identity",
         unk_id=0,
@@ -272,7 +274,7 @@ def main(arguments: Sequence[str]) -> None:
 PAD, END = "<pad>", "</s>"
 SPECIAL = re.compile(f"{PAD}|{END}|{UNKNOWN}|<extra_id_[0-9]+>")
 BLANK = "▁"
-"""Stands in a piece for the blank before a word."""
+"""Character in a piece for the space before a word."""
 
 
 def sentinel_names(count: int) -> list[str]:
@@ -281,17 +283,19 @@ def sentinel_names(count: int) -> list[str]:
 
 
 def is_special(word: str) -> bool:
-    """Return whether a word holds a special token's name, which no piece may spell.
+    """Return whether a word contains the name of a special token, which no piece may contain.
 
-    A sentinel's of any number: another vocabulary of the same words may have more of them.
+    This includes sentinels of any number, because another vocabulary for the same words may have
+    more of them.
     """
     return SPECIAL.search(word) is not None
 
 
 def save_tokenizer(folder: Path, pieces: Pieces, *, algorithm: str, sentinels: int) -> int:
-    """Write the tokenizer's folder and return how many tokens it has.
+    """Write the folder of the tokenizer and return its number of tokens.
 
-    The ids are T5's: 0 pads, 1 ends a text, 2 is unknown, then the pieces, then the sentinels.
+    The ids are those of T5: 0 for padding, 1 for the end of a text, 2 for unknown tokens, then the
+    pieces, then the sentinels.
     """
     from transformers import T5Tokenizer
 

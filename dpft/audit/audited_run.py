@@ -1,8 +1,8 @@
-"""The run under audit: loads its models, its training records, other records and its canaries.
+"""The audited run: functions that load its models, training records, other records and canaries.
 
-An audit compares log-likelihoods of training records and others, so each must be what it is called.
-Only the run's own key tells which records were held out, and only its fingerprint whether the
-training records are still the same; both are in private/.
+An audit compares log-likelihoods of training records and other records, so each set must be
+correct. Only the run's own key determines which records were held out. Only the run's fingerprint
+shows whether the training records are unchanged. Both are in private/.
 """
 
 import hmac
@@ -60,19 +60,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
-    """A model that says how likely records are."""
+    """A model that computes the log-likelihoods of records."""
 
     model: PreTrainedModel
-    """On its device."""
+    """The model, on its device."""
     encoding: Encoding
     batch_size: int
-    """How many of the longest records are read at once."""
+    """Number of the longest records that are processed at once."""
 
     def log_likelihoods(self, records: Sequence[Record]) -> list[float]:
         """Return the log-likelihood of the learned part of each record, in nats, in order.
 
-        For a text it is the sum over the learned tokens, for a label the log-likelihood of that
-        label, and for a score the negative squared error.
+        For a text, this is the sum over the learned tokens. For a label, it is the log-likelihood
+        of that label. For a score, it is the negative squared error.
         """
         rows = self.encoding.rows(records)
         log_likelihoods = [0.0] * len(rows)
@@ -101,7 +101,7 @@ def trained(run: AuditedRun, batch_size: int) -> Scorer:
 
 
 def untrained(run: AuditedRun, batch_size: int) -> Scorer:
-    """Return the model that the run began with, which is as public as its source."""
+    """Return the model that the run started from, which is as public as its source."""
     encoding = trained_model_of_run(run.folder, run.config).encoding(
         run.config.task, max_new_tokens=None
     )
@@ -115,15 +115,15 @@ def untrained(run: AuditedRun, batch_size: int) -> Scorer:
 
 @dataclass(frozen=True, kw_only=True)
 class Unseen:
-    """Records of the run's task that it was not trained on; of a task of texts, ``Example``."""
+    """Records of the task that the run was not trained on; for a text task, ``Example`` objects."""
 
     records: Sequence[Any]
     split: str
-    """Where they are from, such as test, or held_out."""
+    """Name of the split, such as test, or held_out."""
     public: bool
-    """Whether they may be shown."""
+    """Whether the records may be shown."""
     places: Sequence[int] | None = None
-    """Where they are among all records of the training split; None: they are another split."""
+    """Positions of the records among all records of the training split; None for another split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,20 +132,20 @@ class RunRecords:
 
     training: Sequence[Any]
     places: Sequence[int]
-    """Where the training records are among all that were read of their split."""
+    """Positions of the training records among all records that were read from their split."""
     rows: Sequence[Sequence[int]]
-    """Of each training record the numbers of its rows that were trained on: 0, unless it was cut
-    into chunks."""
+    """For each training record, the numbers of its rows that were trained on. This is only row 0,
+    unless the record was split into chunks."""
     unseen: Unseen | str
-    """Others, or why there are none, in words."""
+    """Other records, or a sentence that states why there are none."""
 
 
 def read_run_records(run: Path, config: TrainConfig, encoding: Encoding) -> RunRecords:
-    """Return the records that a run was trained on, and others.
+    """Return the records that a run was trained on, and other records.
 
     Raises:
-        InputError: The training records cannot be read or are not those of the run, or a key in
-            private/ that tells which they are is missing.
+        InputError: The training records cannot be read or differ from those of the run, or a key in
+            private/ that identifies them is missing.
         StateError: A file in private/ is damaged.
     """
     data = load_training_data(config, encoding.check)
@@ -171,7 +171,7 @@ def read_run_records(run: Path, config: TrainConfig, encoding: Encoding) -> RunR
 def records_and_unseen(
     run: Path, config: TrainConfig, encoding: Encoding
 ) -> tuple[RunRecords | str, Unseen | str]:
-    """Return the training records and others, or for each of them why it is not available."""
+    """Return the training records and other records; for each, a reason if it is not available."""
     try:
         records = read_run_records(run, config, encoding)
     except InputError as error:
@@ -182,7 +182,7 @@ def records_and_unseen(
 
 
 def check_writes_texts(config: TrainConfig) -> TextTask:
-    """Return a run's task; reject a task whose answers are not texts."""
+    """Return the task of a run; reject a task with answers that are not texts."""
     if not isinstance(config.task, TextTask):
         raise InputError(
             f"This audit needs a generative model, but run trained task={config.task.name}, which"
@@ -193,7 +193,7 @@ def check_writes_texts(config: TrainConfig) -> TextTask:
 
 
 def unseen_records(config: TrainConfig, check: Check = accept_all) -> Unseen | str:
-    """Return the split that a run's task is scored on, or why there is none, in words."""
+    """Return the evaluation split of a run's task, or the reason why there is none."""
     if has_training_split_alone(config.task):
         return "the data have only a training split, and no records of it were held out"
     if reads_training_split(config.task, config.eval):
@@ -209,14 +209,14 @@ def unseen_records(config: TrainConfig, check: Check = accept_all) -> Unseen | s
 
 
 def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list[Canary]:
-    """Return the canaries of one kind that a run had, including those that were left out.
+    """Return the canaries of one kind that a run had, including those that were not trained on.
 
-    Their words and coins are generated again from the run's key, so that an edited file cannot make
-    an audit find canaries that never were.
+    Their texts and coins are generated again from the run's key. An edited file therefore cannot
+    make an audit find canaries that did not exist.
 
     Raises:
-        InputError: Their file is gone, or has another number of them.
-        StateError: They are not those of the run's key.
+        InputError: The file of canaries is missing, or contains a different number of them.
+        StateError: The canaries do not match the run's key.
     """
     all_canaries = read_canaries(run.folder)
     canaries = [canary for canary in all_canaries if canary.kind == kind]
@@ -248,7 +248,7 @@ def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list
 def planned_trade_off(folder: Path) -> TradeOff | None:
     """Return the trade-off curve of the noisy steps that a run took, by its plan.
 
-    If the plan is gone with the run's checkpoints, log a warning and return None.
+    If the plan was deleted with the run's checkpoints, log a warning and return None.
     """
     if not checkpoints(folder / CHECKPOINTS):
         logger.warning(
@@ -264,7 +264,7 @@ def planned_trade_off(folder: Path) -> TradeOff | None:
 def _kept_and_held_out(
     run: Path, config: TrainConfig, data: TrainingData
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the places of the records that were kept, and of those held out."""
+    """Return the positions of the training records and of the held-out records."""
     if not (run / HELD_OUT_KEY).exists():
         raise _missing_key(run, HELD_OUT_KEY, "which determines which records were held out")
     key, before = held_out_key(run)
@@ -277,10 +277,10 @@ def _kept_and_held_out(
 def _trained_places(
     run: Path, config: TrainConfig, data: TrainingData, encoding: Encoding
 ) -> dict[int, list[int]]:
-    """Map the place of each record that was trained on to the numbers of its rows.
+    """Map the position of each record that was trained on to the numbers of its rows.
 
-    As in training, a record without learned tokens is skipped, a unit has at most
-    ``privacy.records_per_unit`` records, and canaries come after all other records.
+    As in training, a record without learned tokens is skipped, and a unit has at most
+    ``privacy.records_per_unit`` records. Canaries come after all other records.
     """
     canaries = read_canaries(run)
     added, owners = copies_of(canaries, config.task), None
@@ -296,7 +296,7 @@ def _trained_places(
     encoded = encode_records(config, records, owners, encoding, unit_key=key)
     if canaries or not config.audit.wanted:
         _check_fingerprint(run, encoded.rows, encoded.units)
-    else:  # The fingerprint covers the canaries, too.
+    else:  # The fingerprint also covers the canaries, which are missing.
         logger.warning(
             "training records not compared with those of the run: %s does not exist",
             run / CANARIES,

@@ -1,8 +1,9 @@
 """Base class of audits, the registry of audits, and the ``audit`` section of ``dpft audit``.
 
-An audit is a module of this package whose class registers itself, a YAML in conf/audit, and a
-test. The module that declares an audit's configuration imports torch, transformers and modules
-that need them only inside functions, so that an invalid command is reported within a second.
+To add an audit, add a module to this package whose class registers itself, a YAML file in
+conf/audit, and a test. The module that declares an audit's configuration imports torch,
+transformers and modules that need them only inside functions. An invalid command is therefore
+reported within a second.
 """
 
 from abc import ABC, abstractmethod
@@ -28,16 +29,16 @@ from dpft.training.training_config import DeviceConfig
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedRun:
-    """The run under audit, as every audit is given it."""
+    """The audited run, in the form that every audit receives."""
 
     folder: Path
     config: TrainConfig
-    """Of the run, whose training has ended."""
+    """Configuration of the run, whose training has ended."""
     privacy: RunPrivacy
-    """Its promise."""
+    """The privacy guarantee of the run."""
     device: DeviceConfig
     synthetic: Path | None = None
-    """File of records that the model wrote."""
+    """File of records that the model generated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,52 +46,52 @@ class Finding:
     """The outcome of an audit."""
 
     record: Any
-    """All of it, as a record; private."""
+    """The whole outcome as a record; private."""
     rows: Sequence[tuple[str, str]] = ()
-    """Quantities and their values, in words, for a terminal."""
+    """Quantities and their values as text, for a terminal."""
     parts: Sequence[Grid | str] = ()
-    """Tables and sentences in place of ``rows``."""
+    """Tables and sentences to print instead of ``rows``."""
     files: Sequence[str] = ()
-    """Sentences that say where the files are that the audit has written itself; empty: it has
-    written none."""
+    """Sentences with the paths of the files that the audit has written itself; empty if it has
+    written no files."""
     notes: Sequence[str] = ()
-    """Sentences without which the numbers cannot be read."""
+    """Sentences that are necessary to interpret the numbers."""
     figures: Mapping[str, str] = field(default_factory=dict)
     """SVG by name; as public as the whole finding."""
     released: GuessesInShort | ExposureTable | None = None
-    """What the run's report says of it, figures included, which must follow from canaries and
-    public things alone; None: nothing."""
+    """Part of the finding that the run's report shows, including the figures. This part must depend
+    only on canaries and public information. None to show nothing."""
 
 
 class Audit(Section, ABC):
-    """Base of every audit; its fields are its configuration, ``conf/audit/<name>.yaml``."""
+    """Base class of audits; its fields are its configuration, ``conf/audit/<name>.yaml``."""
 
     name: str
-    """Which audit; chosen by audit=NAME."""
+    """Name of the audit, set with audit=NAME."""
 
     @abstractmethod
     def find(self, run: AuditedRun) -> Finding:
-        """Attack a run, and return what the attack shows.
+        """Attack a run, and return the result of the attack.
 
         Raises:
-            InputError: The run lacks what the audit needs.
+            InputError: The run lacks data that the audit needs.
             StateError: A file of the run is damaged.
         """
 
 
 AUDITS: Registry[type[Audit]] = Registry("dpft.audit", key="audit.name")
-"""Every audit by name."""
+"""Registry of audits by name."""
 
 
 HiddenPart = Literal["continuation", "spans"]
 CONTINUATION: Final = "continuation"
 SPANS: Final = "spans"
-"""The parts of a record that ``audit=memorization`` has a model write."""
+"""The parts of a record that the model must generate in ``audit=memorization``."""
 SYNTHETIC = "synthetic"
 
 
 class AuditConfig(Section):
-    """``dpft audit``, conf/audit.yaml."""
+    """Configuration of ``dpft audit``, conf/audit.yaml."""
 
     audit: Annotated[Audit, ChosenBy(by_name(AUDITS.named))]
     run: str = Field(examples=["outputs/2026-01-31/12-00-00"])
@@ -98,7 +99,7 @@ class AuditConfig(Section):
     synthetic: str | None = None
     """File that ``dpft generate`` wrote, for audit=synthetic."""
     output: Output = "table"
-    """table for people, or json: one object on stdout."""
+    """table for people, or json for one object on stdout."""
     train: DeviceConfig = Field(default_factory=DeviceConfig)
 
     def _check_fields(self) -> None:

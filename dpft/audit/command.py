@@ -1,4 +1,4 @@
-"""``dpft audit``, read from top to bottom: attack a finished run, keep what was found, print it."""
+"""The command ``dpft audit``: attack a finished run, save the findings, and print them."""
 
 import logging
 import sys
@@ -32,20 +32,20 @@ from dpft.tasks.preference import PreferenceTask
 
 logger = logging.getLogger(__name__)
 
-OWNERS_ALONE = "Private: for the owner of the run alone; epsilon does not cover it."
-WITHHELD = "audit={name}: what it found is private, and shown on a terminal alone."
+OWNERS_ALONE = "Private: only for the owner of the run; epsilon does not cover this page."
+WITHHELD = "audit={name}: the findings are private, so they are printed only on a terminal."
 
 
 def audit(config: AuditConfig) -> Finding:
-    """Attack a run, write what was found into its folder, and return it.
+    """Attack a run, write the findings into its folder, and return them.
 
     Raises:
-        InputError: The run cannot be read, or lacks what the audit needs.
+        InputError: The run cannot be read, or lacks data that the audit needs.
         StateError: A file of the run is damaged.
     """
     quiet_transformers()
 
-    # 1. The run, whose training has ended.
+    # 1. Load the run, whose training must have ended.
     saved, folder, name = saved_run(config.run), Path(config.run), config.audit.name
     if isinstance(saved.task, PreferenceTask):
         raise InputError(
@@ -61,12 +61,12 @@ def audit(config: AuditConfig) -> Finding:
         synthetic=None if config.synthetic is None else Path(config.synthetic),
     )
 
-    # 2. The attack.
+    # 2. Attack the run.
     with crash_kept(folder):
         finding = config.audit.find(run)
 
     with hold_run(folder):
-        # 3. Everything that it found goes into private/, unless the audit has written it there.
+        # 3. Write all findings to private/, unless the audit has already done so.
         if not finding.files:
             path = private_audit_path(folder, f"{PRIVATE_AUDIT}/{name}.json")
             write_model(path, finding.record.replace(note=OWNERS_ALONE), mode=0o600)
@@ -77,10 +77,10 @@ def audit(config: AuditConfig) -> Finding:
             page = [f"**{OWNERS_ALONE}**", f"# {title}", table, *map(line, finding.notes)]
             figures = {"Figures": [Markup(figure) for figure in finding.figures.values()]}
             write_text(path, render_page(title, "\n\n".join(page), figures), mode=0o600)
-            place = f"A page with plots, for the owner of the data alone: {path}"
+            place = f"Private page with plots: {path}"
             finding = replace(finding, files=[place])
 
-        # 4. What follows only from public things is added to the report; epsilon does not change.
+        # 4. Add findings that depend only on public information to the report; keep its epsilon.
         if finding.released is not None:
             privacy = privacy_of(folder)
             audited = merge_models(
@@ -95,10 +95,11 @@ def audit(config: AuditConfig) -> Finding:
 
 
 def show(finding: Finding, config: AuditConfig) -> None:
-    """Print what was found and where it is kept; with ``output=json``, one object on stdout.
+    """Print the findings and their paths; with ``output=json``, print one object on stdout.
 
-    Only a terminal shows what may not be released. A pipe, or the log of a job, is told where it is
-    (docs/dev/design.md, rule 8). JSON is for a program of the owner, who asks for it.
+    Private findings are shown only on a terminal. In a pipe or a job log, only their paths are
+    printed (docs/dev/design.md, rule 8). JSON is for a program of the owner, who requests it
+    explicitly.
     """
     if config.output == "json":
         for sentence in finding.files:

@@ -1,19 +1,22 @@
-"""``audit=exposure``: rank repeated canaries among all alternatives by their likelihood.
+"""The audit ``audit=exposure``: rank repeated canaries among all alternatives by likelihood.
 
-Carlini et al. 2019, "The secret sharer" (arXiv 1802.08232). A canary is a fixed prefix and a suffix
-drawn at random from a space R. The model gives every suffix of R a log-perplexity (bits, summed
-over its tokens; lower where it is more likely), and exposure is log2 |R| - log2 rank, the rank
-being how many suffixes are at most as surprising as the canary's. A canary that was never trained
-on has a rank drawn evenly from R: P(exposure >= x) = 2^-x, of mean 1 / ln 2 = 1.4427 bits. One
-trained on once under (eps, delta)-differential privacy has P(exposure >= x) <= e^eps 2^-x + delta.
+The method is from Carlini et al. 2019, "The secret sharer" (arXiv 1802.08232). A canary is a fixed
+prefix and a random suffix from a set R. The model assigns every suffix in R a log-perplexity in
+bits, which is summed over its tokens and lower for more likely suffixes. Exposure is log2 |R| -
+log2 rank. The rank is the number of suffixes with at most the log-perplexity of the canary. A
+canary that was never trained on has a uniformly distributed rank: P(exposure >= x) = 2^-x, with
+mean 1 / ln 2 = 1.4427 bits. A canary trained on once under (eps, delta)-differential privacy has
+P(exposure >= x) <= e^eps 2^-x + delta.
 
-Where R is too large to rank, a skew-normal distribution is fitted to log-perplexities (their
-"approximation by distribution model", used by Li et al. 2022, Appendix M), and exposure is minus
-log2 of its mass below the canary's. It can exceed log2 |R|; its fit is told by the
-Kolmogorov-Smirnov distance. Findings are by number of repetitions, as in Li et al. 2022, Table 9.
+If R is too large to rank, a skew-normal distribution is fitted to log-perplexities. This is their
+"approximation by distribution model", used by Li et al. 2022, Appendix M. Exposure is then minus
+log2 of the probability mass below the canary's log-perplexity. It can exceed log2 |R|. The
+Kolmogorov-Smirnov distance shows the quality of the fit. Findings are listed by number of
+repetitions, as in Li et al. 2022, Table 9.
 
-A suffix's likelihood is a product over its n words, so reading the contexts of each length gives
-all V^n: 11,111 rows for 100,000 suffixes. Shapes: c contexts, v words of the sub-vocabulary.
+A suffix's likelihood is a product over its n words. Scoring the contexts of each length therefore
+gives all V^n suffixes: 11,111 rows for 100,000 suffixes. Shapes: c contexts, v words of the
+sub-vocabulary.
 
 >>> exact_exposure(3.0, [3.0, 4.0, 5.0, 6.0])
 2.0
@@ -57,10 +60,10 @@ if TYPE_CHECKING:
 
 @AUDITS.register("exposure")
 class ExposureConfig(Audit):
-    """conf/audit/exposure.yaml."""
+    """Configuration of the audit, conf/audit/exposure.yaml."""
 
     batch_size: AtLeastOne = 256
-    """How many beginnings of suffixes are read at once; memory and speed only."""
+    """Number of suffix prefixes that are processed at once; affects only memory and speed."""
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
@@ -84,7 +87,7 @@ class ExposureConfig(Audit):
         canaries = kept_canaries(run, EXPOSURE, wanted, noun="canaries")
         suffixes = canary_config.vocabulary**canary_config.suffix_words
         total = 2 * len(canaries) * suffixes
-        # How many suffixes there are follows from the configuration: no record is read.
+        # The number of suffixes depends only on the configuration, not on any record.
         with batch_progress("audit=exposure", timed=True) as show:
             count = counter("suffixes", total, show)
             after = _exposures(run, trained(run, self.batch_size), canaries, count)
@@ -98,7 +101,7 @@ def _exposures(
     """Return the exposure of each canary in one model, which the caller does not keep."""
     from dpft.data.encoding import TokenEncoding
 
-    assert isinstance(scorer.encoding, TokenEncoding)  # canaries are words
+    assert isinstance(scorer.encoding, TokenEncoding)  # Canaries are texts.
     words = vocabulary(run.config.audit, whole_words(scorer.encoding.tokenizer))
     return [
         exposed(*suffix_scores(scorer, run.config.task, canary, words, on_scored=count))
@@ -107,36 +110,38 @@ def _exposures(
 
 
 class ExposureAudit(ExposureTable, Versioned):
-    """What can be read out of repeated canaries (Carlini et al. 2019), in bits."""
+    """Exposure of repeated canaries (Carlini et al. 2019), in bits."""
 
     audit: Literal["exposure"] = "exposure"
-    """Which audit."""
+    """Name of the audit."""
     note: str | None = None
-    """That it is the owner's alone; in the kept file only."""
+    """Statement that the result is private; only in the saved file."""
     goodness_of_fit: Probability
-    """Of the worst fit."""
+    """Kolmogorov-Smirnov statistic of the worst fit."""
 
 
 MEAN_UNSEEN = 1 / math.log(2)
 """Mean exposure, in bits, of a canary that was not trained on."""
 TAIL = 1e-4
-"""A probability below this is integrated in logarithms."""
+"""Probabilities below this value are integrated in logarithms."""
 STEPS, REACH = 4000, 60.0
-"""How finely and how far, in lengths of its first decay, a tail is integrated."""
+"""Number of integration steps of a tail, and its length in units of the initial decay length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SkewNormal:
-    """A skew-normal distribution fitted to log-perplexities, and how well it fits them.
+    """A skew-normal distribution fitted to log-perplexities, with its goodness of fit.
 
     Attributes:
         shape: Skewness parameter; 0 is a normal distribution.
-        location: In bits.
-        scale: In bits, above 0.
-        distance: Kolmogorov-Smirnov: the largest distance of the two distribution functions.
-        p_value: Of that distance. As the parameters were fitted to the same values it is too
-            large, so a small one says that the fit is bad, and a large one little.
-        count: To how many values it was fitted.
+        location: Location in bits.
+        scale: Scale in bits, above 0.
+        distance: Kolmogorov-Smirnov statistic: the largest distance of the two distribution
+            functions.
+        p_value: p-value of ``distance``. It is too large, because the parameters were fitted to the
+            same values. A small p-value therefore indicates a bad fit, but a large one means
+            little.
+        count: Number of fitted values.
     """
 
     shape: float
@@ -147,9 +152,9 @@ class SkewNormal:
     count: int
 
     def exposure(self, log_perplexity: float) -> float:
-        """Return minus log2 of the mass at or below a log-perplexity, in bits.
+        """Return minus log2 of the probability mass up to a log-perplexity, in bits.
 
-        Its error is below 1e-3 bits also where that mass is far below the smallest float.
+        The error is below 1e-3 bits, even if the mass is far below the smallest float.
         """
         from scipy.stats import skewnorm
 
@@ -160,10 +165,11 @@ class SkewNormal:
         return -self._log_tail(place) / math.log(2)
 
     def _log_tail(self, place: float) -> float:
-        """Return the logarithm of the mass below a place in the lower tail.
+        """Return the logarithm of the probability mass below a point in the lower tail.
 
-        The logarithm of the density is concave, so from there on down it falls at least as fast as
-        at first: the integral is that of an exponential, times a factor that is integrated.
+        The logarithm of the density is concave, so below the point it decreases at least as fast as
+        at the point. The integral is therefore that of an exponential times a factor, which is
+        integrated numerically.
         """
         from scipy.integrate import trapezoid
 
@@ -186,8 +192,8 @@ def exact_exposure(log_perplexity: float, candidates: ArrayLike) -> float:
     """Return the exposure of a canary by its rank among all suffixes.
 
     Args:
-        log_perplexity: Of the canary's suffix, as computed among the candidates.
-        candidates: Of every suffix that it could have been, its own among them, shape (r,).
+        log_perplexity: Log-perplexity of the canary's suffix, as computed among the candidates.
+        candidates: Log-perplexity of every possible suffix, including the canary's own, shape (r,).
 
     Raises:
         InputError: A value is not finite, or the canary's is not among the candidates.
@@ -204,14 +210,15 @@ def exact_exposure(log_perplexity: float, candidates: ArrayLike) -> float:
 
 
 def fit_skew_normal(sample: ArrayLike) -> SkewNormal:
-    """Return the skew-normal distribution of most likelihood for some log-perplexities.
+    """Return the maximum-likelihood skew-normal distribution of several log-perplexities.
 
     Args:
-        sample: Those of suffixes drawn evenly from all, shape (s,), in bits; all of them where
-            there are not too many to score.
+        sample: Log-perplexities of uniformly drawn suffixes, shape (s,), in bits; those of all
+            suffixes if there are not too many to score.
 
     Raises:
-        InputError: There are fewer than ``FEWEST_SUFFIXES``, one is not finite, or all are equal.
+        InputError: There are fewer than ``FEWEST_SUFFIXES`` values, a value is not finite, or all
+            are equal.
     """
     from scipy.stats import kstest, skewnorm
 
@@ -235,20 +242,22 @@ def fit_skew_normal(sample: ArrayLike) -> SkewNormal:
 
 
 def chance_bound(exposure: float, *, epsilon: float, delta: float) -> float:
-    """Return how probable at most so large an exposure is of a canary trained on once.
+    """Return an upper bound of the probability of an exposure for a canary trained on once.
 
     Args:
-        exposure: In bits, by exact rank.
-        epsilon: Of the run for one record, at least 0; 0 with delta 0: never trained on.
-        delta: In [0, 1).
+        exposure: Exposure in bits, by exact rank.
+        epsilon: Epsilon of the run for one record, at least 0. Use 0 with delta 0 for a canary that
+            was never trained on.
+        delta: Delta of the run, in [0, 1).
     """
     return min(1.0, math.exp(min(0.0, epsilon - exposure * math.log(2))) + delta)
 
 
 def mean_bound(*, epsilon: float, delta: float, candidates: int) -> float:
-    """Return how large the mean exposure of canaries trained on once can be, in bits.
+    """Return an upper bound of the mean exposure of canaries trained on once, in bits.
 
-    The integral of ``chance_bound``: (epsilon + 1) / ln 2, and delta for each bit there is.
+    This is the integral of ``chance_bound``: (epsilon + 1) / ln 2, plus delta for each of the
+    log2(candidates) bits.
 
     >>> round(mean_bound(epsilon=3.0, delta=0.0, candidates=100_000), 2)
     5.77
@@ -305,7 +314,7 @@ def _bits_of_words(
     contexts: Sequence[tuple[int, ...]],
     place: int,
 ) -> NDArray[np.float64]:
-    """Return the log-perplexity of each word at a place after each context, shape (c, v)."""
+    """Return the log-perplexity of each word at a position after each context, shape (c, v)."""
     from dpft.models.losses import token_logits
 
     missing = [words[0]] * (len(table.places) - place)
@@ -326,11 +335,11 @@ class Exposed:
     """The exposure of one canary in one model, in bits."""
 
     exact: float
-    """By its rank among all suffixes."""
+    """Exposure by rank among all suffixes."""
     fitted: float
-    """By a skew-normal distribution, which may go beyond what ranks can show."""
+    """Exposure by a skew-normal distribution, which may exceed the range of ranks."""
     goodness_of_fit: float
-    """Statistic of Kolmogorov and Smirnov of that fit; 0 is perfect."""
+    """Kolmogorov-Smirnov statistic of the fit; 0 is perfect."""
     suffixes: int
 
 
@@ -409,7 +418,7 @@ def _notes(
     notes = [
         f"A canary that was never inserted has {MEAN_UNSEEN:.2f} bits in the mean, and x bits or"
         " more with a chance of 2^-x. The fit goes beyond the ranks by trusting a skew-normal"
-        " distribution, whose distance from the scores is beside it (K-S: 0 is perfect)."
+        " distribution; the column K-S shows its distance from the scores (0 is perfect)."
     ]
     if isinstance(privacy, OpenRun):
         return [*notes, "The run was trained without privacy: nothing bounds what can be read out."]
@@ -423,7 +432,7 @@ def _notes(
         for exposure, canary in zip(after, canaries, strict=True)
         if canary.copies == 1
     )
-    # of any of them: each has that chance at most, and the largest of several is not one at random
+    # Union bound over all canaries, because the largest exposure was selected.
     number = once.canaries
     chance = min(1.0, number * chance_bound(largest, epsilon=epsilon, delta=delta))
     return [

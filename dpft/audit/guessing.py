@@ -1,45 +1,51 @@
-"""Statistics of one-run audits: turn right and wrong guesses into lower bounds of epsilon.
+"""Statistics of one-run audits: convert right and wrong guesses into lower bounds of epsilon.
 
-Each of m canaries is included in the training by a fair coin of its own. An attack gives every
-canary a score, higher where it is more likely included, guesses "in" of the highest and "out" of
-the lowest scores, and says nothing of those between. An `Outcome` is how many of its guesses were
-right. Three tests ask whether an outcome is possible; read them in this order:
+Each of m canaries is included in the training according to its own fair coin. An attack assigns
+every canary a score, which is higher if the canary is more likely included. The attack guesses "in"
+for the highest scores and "out" for the lowest, and makes no guess in between. An `Outcome`
+contains the number of right guesses. Three tests check whether an outcome is possible; read them in
+this order:
 
 1. **Any (epsilon, delta)-DP mechanism** (`epsilon_lower_bound`): Steinke, Nasr and Jagielski 2023,
-   "Privacy auditing with one (1) training run" (arXiv 2305.08846). Under (eps, 0)-DP, r guesses are
-   right no more often than r throws of a coin of chance q = e^eps / (1 + e^eps), although all are
-   about one model (Theorem 5.2). With delta, the chance of v or more right ones is at most
+   "Privacy auditing with one (1) training run" (arXiv 2305.08846). Consider a coin with probability
+   q = e^eps / (1 + e^eps). Under (eps, 0)-DP, r guesses are right no more often than r tosses of
+   this coin. This holds although all guesses are about one model (Theorem 5.2). With delta, the
+   probability of v or more right guesses is at most
 
        P[B >= v] + 2 m delta * max over i in 1..v of P[v > B >= v - i] / i,   B ~ Binomial(r, q)
 
-   (Theorem 5.2, Corollary 5.4; the algorithm is Appendix D).
+   (Theorem 5.2, Corollary 5.4; the algorithm is in Appendix D).
 2. **A trade-off curve f** (`p_value`, `mu_lower_bound`): Mahloujifar, Melis and Chaudhuri 2024,
-   "Auditing f-differential privacy in one run" (arXiv 2410.22235). It is far sharper where the
-   curve is known, of which (eps, delta) is one tangent. Let C be the number of right guesses among
-   c, p_i = P[C = i], and J a canary drawn at random:
+   "Auditing f-differential privacy in one run" (arXiv 2410.22235). This test is much stronger if
+   the curve is known; (eps, delta) is one tangent of the curve. Let C be the number of right
+   guesses among c, p_i = P[C = i], and J a random canary:
 
        r_i = P[J guessed right, C >= i] = sum over j >= i of (j / m) p_j
        h_i = P[J guessed wrong, C >= i] = sum over j >= i of ((c - j) / m) p_j.
 
-   Turning J's coin over turns a right guess about it into a wrong one and leaves the others as they
-   were, so the curve bounds "J right, i - 1 or more of the others right" by the same with J wrong:
-   h_{i-1} >= f(1 - r_i), averaged over J and all coins, f being convex and symmetric. Suppose
-   P[C >= v] = tau. Least restrictive is to have all of it at v, and at each smaller i the least p_i
-   that the inequality allows. Where r_0 + h_0, which equals c / m, would exceed c / m, tau is
-   impossible (their Algorithm 3). The largest mu that is ruled out is a lower bound whatever the
-   mechanism is; its epsilon is one only where the curve is Gaussian.
-3. **Independent canaries** (`find_contradiction_independent`): a curve alone allows a mechanism to
-   leak by common chance, to tell nothing in 19 of 20 trainings and much about every canary in the
-   twentieth, so that 841 right guesses of 1,000 rule out a Gaussian mu of no more than 0.68. DP-SGD
-   adds noise that is independent in every direction. Where each canary moves the weights in a
-   direction of its own, what is seen of one says nothing about another's coin, each is guessed
-   right with a chance of at most a = 1 - alpha, f(alpha) = alpha (Phi(mu / 2) for a Gaussian), and
-   the number of right guesses about all m is at most binomial. The same 841 rule out mu < 1.84.
+   Inverting J's coin turns a right guess about J into a wrong guess and does not change the other
+   guesses. The curve therefore bounds the event "J right, i - 1 or more of the others right" by the
+   same event with J wrong: h_{i-1} >= f(1 - r_i). The inequality is averaged over J and all coins,
+   because f is convex and symmetric. Suppose P[C >= v] = tau. The least restrictive case has all of
+   tau at v, and at each smaller i the smallest p_i that the inequality allows. If r_0 + h_0, which
+   equals c / m, would exceed c / m, tau is impossible (their Algorithm 3). The largest mu that is
+   ruled out is a lower bound for every mechanism. Its epsilon is a lower bound only if the curve is
+   Gaussian.
+3. **Independent canaries** (`find_contradiction_independent`): a trade-off curve allows a mechanism
+   whose leaks share one source of randomness. Such a mechanism reveals nothing in 19 of 20
+   trainings and much about every canary in the twentieth. Therefore, 841 right guesses of 1,000
+   only rule out a Gaussian mu of up to 0.68. DP-SGD adds noise that is independent in every
+   direction. Suppose that each canary moves the weights in its own direction. Observations of one
+   canary then reveal nothing about another's coin. Each canary is guessed right with a probability
+   of at most a = 1 - alpha, with f(alpha) = alpha (Phi(mu / 2) for a Gaussian). The number of right
+   guesses about all m canaries is at most binomial. The same 841 right guesses then rule out mu <
+   1.84.
 
-How many guesses show the most is not known beforehand. A list of numbers that depends on m alone is
-tried, each at a confidence that pays for all (Bonferroni). Where a score that is guessed is shared
-by more canaries than guesses are left, the guesses count as if they fell on those for which they
-are wrong: ties never show more than any way of breaking them without the coins.
+The best number of guesses is not known beforehand. The tests therefore try a list of numbers that
+depends only on m, each at a confidence that is corrected for all of them (Bonferroni). Several
+canaries can share a score. If more canaries share it than guesses are left, the guesses count as if
+they were about the canaries for which they are wrong. Ties therefore never increase a bound
+compared with breaking them without the coins.
 
 >>> round(epsilon_lower_bound(Outcome(canaries=1000, guesses=100, correct=75), delta=1e-4), 3)
 0.673
@@ -63,31 +69,31 @@ from dpft.errors import InputError
 from dpft.privacy.accounting.gdp import gaussian_epsilon
 
 CHOICES = 10
-"""At how many numbers of guesses an audit looks."""
+"""Number of different numbers of guesses that an audit tries."""
 FEWEST = 1 / 20
-"""The share of the canaries about which the fewest guesses of the list are made."""
+"""Smallest number of guesses to try, as a share of the canaries."""
 DEVIATIONS = 3.0
-"""By how many standard deviations of the coins the included ones may be more than half."""
+"""Number of standard deviations by which the number of included canaries may differ from half."""
 TOLERANCE = 1e-6
-"""By how much a lower bound may lie below the largest value that the test rejects."""
+"""Maximum difference between a lower bound and the largest value that the test rejects."""
 ROUNDING = 1e-12
-"""By how much of it a sum must exceed its bound to count as above it."""
+"""Relative amount by which a sum must exceed its bound to count as larger."""
 HALVINGS = 40
 LEAST_DELTA = 1e-300
-"""The delta that stands for 0 where a Gaussian's epsilon would be infinite."""
+"""Value used for a delta of 0 if the epsilon of a Gaussian would be infinite."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How many guesses about canaries were right: whether each was included in the training.
+    """The number of right guesses about whether each canary was included in the training.
 
     Attributes:
-        canaries: How many there were, each included by a fair coin of its own.
-        guesses: For how many of them "in" or "out" was guessed, without regard to the coins.
-        correct: How many of the guesses were right.
+        canaries: Number of canaries, each included according to its own fair coin.
+        guesses: Number of canaries with a guess "in" or "out"; it must not depend on the coins.
+        correct: Number of right guesses.
 
     Raises:
-        InputError: No guessing can come to these numbers.
+        InputError: The numbers are not possible.
     """
 
     canaries: int
@@ -119,18 +125,18 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class LowerBound:
-    """The largest of the lower bounds that an audit's numbers of guesses show.
+    """The largest of the lower bounds for an audit's numbers of guesses.
 
     Attributes:
-        epsilon_lower: It, in the confidence asked for.
-        guesses: How many guesses showed it.
-        correct: How many of these were right.
-        canaries: How many canaries there were.
-        confidence: That of ``epsilon_lower``, all numbers of guesses tried paid for.
+        epsilon_lower: The largest lower bound, at ``confidence``.
+        guesses: Number of guesses with the largest bound.
+        correct: Number of right guesses among them.
+        canaries: Number of canaries.
+        confidence: Confidence of ``epsilon_lower``, corrected for all tried numbers of guesses.
         choices: How many numbers of guesses were tried.
-        largest_epsilon_lower: The largest bound that so many canaries could have shown.
-        outcomes: What came of each number of guesses, from the most to the fewest.
-        epsilons: The lower bound by each of ``outcomes``; all hold at once in ``confidence``.
+        largest_epsilon_lower: The largest bound that is possible with this number of canaries.
+        outcomes: The outcome of each number of guesses, from the most to the fewest.
+        epsilons: The lower bound for each of ``outcomes``; all hold together at ``confidence``.
     """
 
     epsilon_lower: float
@@ -145,7 +151,7 @@ class LowerBound:
 
     @property
     def curve(self) -> tuple[tuple[int, float], ...]:
-        """The numbers of guesses, ascending, and the lower bound by each: the points of a plot."""
+        """The numbers of guesses, ascending, each with its lower bound: the points of a plot."""
         guesses = [outcome.guesses for outcome in self.outcomes]
         return tuple(sorted(zip(guesses, self.epsilons, strict=True)))
 
@@ -155,13 +161,14 @@ class Contradiction:
     """Whether an audit's outcomes are possible under a trade-off curve.
 
     Attributes:
-        contradicted: Whether they say, in ``confidence``, that the mechanism is not of this curve.
-        p_value: An upper bound of the chance of an outcome as telling as the most telling one, all
-            numbers of guesses tried paid for; at most 1.
-        guesses: How many guesses the most telling outcome had.
-        correct: How many of these were right.
-        canaries: How many canaries there were.
-        confidence: As asked for.
+        contradicted: Whether the outcomes show, at ``confidence``, that the mechanism does not have
+            this curve.
+        p_value: Upper bound of the probability of an outcome as extreme as the most extreme one,
+            corrected for all tried numbers of guesses; at most 1.
+        guesses: Number of guesses of the most extreme outcome.
+        correct: Number of right guesses among them.
+        canaries: Number of canaries.
+        confidence: The requested confidence.
         choices: How many numbers of guesses were tried.
     """
 
@@ -186,16 +193,17 @@ def best_lower_bound(
     """Return the largest lower bound of epsilon over a fixed list of numbers of guesses.
 
     Args:
-        scores: One for each canary, shape (m,), higher where it is more likely included.
-        included: Its coin, shape (m,), of booleans.
-        delta: The delta beside which epsilon stands, in [0, 1).
-        confidence: How sure the bound is to be, in (0, 1), the choice among ``choices`` paid for.
+        scores: Score of each canary, shape (m,); higher if the canary is more likely included.
+        included: Coin of each canary, shape (m,), booleans.
+        delta: The delta of the guarantee that epsilon belongs to, in [0, 1).
+        confidence: Confidence of the bound, in (0, 1), after correction for ``choices``.
         choices: Length of the list of numbers of guesses.
-        gaussian: Whether the mechanism's curve is taken to be Gaussian.
+        gaussian: Whether to assume that the mechanism's curve is Gaussian.
 
     Guarantees:
-        Whatever is (eps, delta)-differentially private in each canary (and, with ``gaussian``, of a
-        Gaussian curve) gets a bound above eps with a probability of at most ``1 - confidence``.
+        Consider a mechanism that is (eps, delta)-differentially private in each canary and, with
+        ``gaussian``, has a Gaussian curve. The bound exceeds eps with a probability of at most ``1
+        - confidence``.
 
     Raises:
         InputError: A canary has no finite score or no coin, or a value is out of range.
@@ -230,11 +238,11 @@ def find_contradiction(
     confidence: float = 0.95,
     choices: int = CHOICES,
 ) -> Contradiction:
-    """Return whether the scores are possible under a trade-off curve, the plan's for instance.
+    """Return whether the scores are possible under a trade-off curve, for example that of the plan.
 
     Guarantees:
-        A mechanism whose curve lies nowhere below ``trade_off`` is contradicted with a probability
-        of at most ``1 - confidence``.
+        A mechanism with a curve that is nowhere below ``trade_off`` is contradicted with a
+        probability of at most ``1 - confidence``.
 
     Raises:
         InputError: A canary has no finite score or no coin, or a value is out of range.
@@ -252,11 +260,13 @@ def find_contradiction_independent(
 ) -> Contradiction:
     """Return whether the accuracy of guesses about all canaries is possible under a curve.
 
-    Guesses about only some canaries are not bounded by it: the surest would be chosen.
+    This test does not apply to guesses about some of the canaries, because the most certain ones
+    would be selected.
 
     Guarantees:
-        Canaries that do not mix, of a mechanism whose curve lies nowhere below ``trade_off``, are
-        contradicted with a probability of at most ``1 - confidence``.
+        Suppose that canaries do not mix and that the mechanism's curve is nowhere below
+        ``trade_off``. The mechanism is contradicted with a probability of at most ``1 -
+        confidence``.
 
     Raises:
         InputError: A canary has no finite score or no coin, or confidence is out of range.
@@ -282,16 +292,16 @@ def _contradiction(
 
 
 def epsilon_lower_bound(outcome: Outcome, *, delta: float, confidence: float = 0.95) -> float:
-    """Return the largest epsilon that the outcome contradicts; 0 where it contradicts none.
+    """Return the largest epsilon that the outcome contradicts; 0 if it contradicts no epsilon.
 
     Args:
-        outcome: Of guesses whose number was fixed without regard to the coins.
-        delta: The delta beside which epsilon stands, in [0, 1).
-        confidence: How sure the bound is to be, in (0, 1).
+        outcome: Outcome of guesses; their number was fixed independently of the coins.
+        delta: The delta of the guarantee that epsilon belongs to, in [0, 1).
+        confidence: Confidence of the bound, in (0, 1).
 
     Guarantees:
-        Whatever is (eps, delta)-differentially private in each canary gets a bound above eps with
-        a probability of at most ``1 - confidence``.
+        If a mechanism is (eps, delta)-differentially private in each canary, the bound exceeds eps
+        with a probability of at most ``1 - confidence``.
     """
     check_delta(delta)
     check_confidence(confidence)
@@ -305,7 +315,10 @@ def _epsilon_lower_bound(outcome: Outcome, delta: float, level: float) -> float:
 
 
 def p_value_of_epsilon(outcome: Outcome, delta: float) -> Callable[[float], float]:
-    """Return a bound of the chance of as many right guesses under (eps, delta)-DP, by epsilon."""
+    """Return a function from epsilon to an upper bound of the p-value under (eps, delta)-DP.
+
+    The p-value is the probability of at least as many right guesses.
+    """
     guesses, correct = outcome.guesses, outcome.correct
     added = 2 * outcome.canaries * delta
     fewer = np.arange(correct - 1, -1, -1)
@@ -327,7 +340,7 @@ def p_value_of_epsilon(outcome: Outcome, delta: float) -> Callable[[float], floa
 
 
 def p_value(trade_off: TradeOff, outcome: Outcome) -> float:
-    """Return an upper bound of the chance of as many right guesses under a trade-off curve."""
+    """Return an upper bound of the probability of as many right guesses under a trade-off curve."""
     if not is_impossible(trade_off, outcome, 1.0):
         return 1.0
     low, high = 0.0, 1.0
@@ -338,11 +351,11 @@ def p_value(trade_off: TradeOff, outcome: Outcome) -> float:
 
 
 def mu_lower_bound(outcome: Outcome, *, confidence: float = 0.95) -> float:
-    """Return the largest mu of Gaussian curves that the outcome contradicts; 0 if it does none.
+    """Return the largest mu of Gaussian curves that the outcome contradicts, or 0.
 
     Guarantees:
-        A mechanism that is mu-Gaussian-DP in each canary gets a bound above mu with a probability
-        of at most ``1 - confidence``.
+        If a mechanism is mu-Gaussian-DP in each canary, the bound exceeds mu with a probability of
+        at most ``1 - confidence``.
     """
     check_confidence(confidence)
     return _mu_lower_bound(outcome, 1 - confidence)
@@ -354,14 +367,14 @@ def _mu_lower_bound(outcome: Outcome, level: float) -> float:
 
 
 def epsilon_lower_if_gaussian(outcome: Outcome, *, delta: float, confidence: float = 0.95) -> float:
-    """Return the epsilon of ``mu_lower_bound``: a lower bound where the curve is Gaussian."""
+    """Return the epsilon of ``mu_lower_bound``, a lower bound if the curve is Gaussian."""
     check_delta(delta)
     mu = mu_lower_bound(outcome, confidence=confidence)
     return gaussian_epsilon(mu, max(delta, LEAST_DELTA)) if mu > 0 else 0.0
 
 
 def is_impossible(trade_off: TradeOff, outcome: Outcome, chance: float) -> bool:
-    """Return whether ``correct`` or more right guesses cannot have this chance under the curve."""
+    """Return whether at least ``correct`` right guesses cannot have this probability."""
     guesses, correct = outcome.guesses, outcome.correct
     most = guesses / outcome.canaries * (1 + ROUNDING)
     right = chance * correct / outcome.canaries
@@ -369,7 +382,7 @@ def is_impossible(trade_off: TradeOff, outcome: Outcome, chance: float) -> bool:
     for fewer in range(correct - 1, -1, -1):
         least = float(trade_off(1 - right))
         if least <= wrong:
-            # then no fewer guesses need be right, and nothing changes any more
+            # No outcome with fewer right guesses is required, so nothing changes from here on.
             break
         right += fewer / (guesses - fewer) * (least - wrong)
         wrong = least
@@ -379,7 +392,7 @@ def is_impossible(trade_off: TradeOff, outcome: Outcome, chance: float) -> bool:
 
 
 def largest_accuracy(trade_off: TradeOff) -> float:
-    """Return how often, at most, the coin of one canary can be guessed right under a curve.
+    """Return the largest probability of guessing the coin of one canary right under a curve.
 
     >>> round(largest_accuracy(GaussianTradeOff(1.0)), 4)  # Phi(1/2)
     0.6915
@@ -392,9 +405,10 @@ def largest_accuracy(trade_off: TradeOff) -> float:
 
 
 def guess_counts(canaries: int, choices: int = CHOICES) -> tuple[int, ...]:
-    """Return which numbers of guesses an audit tries: all of the canaries, then fewer.
+    """Return the numbers of guesses that an audit tries: all of the canaries, then fewer.
 
-    They fall evenly in ratio, to a twentieth of the canaries, and never depend on a score.
+    The numbers decrease by a constant ratio to a twentieth of the canaries. They never depend on a
+    score.
 
     >>> guess_counts(1000)
     (1000, 717, 514, 368, 264, 189, 136, 97, 70, 50)
@@ -409,9 +423,9 @@ def guess_outcomes(
 ) -> tuple[Outcome, ...]:
     """Return the outcome of guessing by the scores, for each number of ``guess_counts``.
 
-    The guesses are shared out between "in" and "out" as the scores fall into two groups
-    (``_split``), so that a model which separates the two perfectly makes no wrong guess only
-    because more or fewer than half of the coins fell on "in".
+    The guesses are divided between "in" and "out" in proportion to the two groups of scores
+    (``_split``). Suppose that a model separates the groups perfectly, but more or fewer than half
+    of the coins are "in". The division avoids wrong guesses in this case.
 
     Raises:
         InputError: A canary has no finite score or no coin, or there are no choices.
@@ -433,17 +447,18 @@ def guess_outcomes(
 def count_right(
     scores: ArrayLike, included: ArrayLike
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Return how many are right of the first k guesses of "in", of "out", and the split.
+    """Return the numbers of right guesses among the first k "in" and "out", and the split.
 
-    Of equal scores those for which the guess is wrong come first.
+    Among equal scores, those with a wrong guess come first.
 
     Returns:
-        Of the k highest scores how many are included, of the k lowest how many are not, both of
-        shape (m + 1,) for k from 0; and how many scores count as low.
+        The number of included canaries among the k highest scores, shape (m + 1,) for k from 0. The
+        number of excluded canaries among the k lowest scores, with the same shape. The number of
+        scores that count as low.
 
     Raises:
-        InputError: A score is missing or not finite, a coin is missing or no boolean, or there are
-            no canaries.
+        InputError: A score is missing or not finite, a coin is missing or not a boolean, or there
+            are no canaries.
     """
     numbers, coins = np.asarray(scores, dtype=np.float64), np.asarray(included)
     if coins.ndim != 1 or coins.dtype != np.bool_ or len(coins) == 0:
@@ -465,7 +480,7 @@ def count_right(
             key="scores",
             value=float(numbers[first]),
         )
-    # the last key of a sort leads; the first decides among equal scores
+    # The last key of lexsort is the primary key; the first key orders equal scores.
     highest_first = np.lexsort((coins, -numbers))
     lowest_first = np.lexsort((~coins, numbers))
     right_in = np.concatenate([[0], np.cumsum(coins[highest_first])])
@@ -474,10 +489,10 @@ def count_right(
 
 
 def _split(ascending: NDArray[np.float64]) -> int:
-    """Return how many of the scores count as low: where the widest gap near the middle is.
+    """Return the number of scores that count as low: those below the widest gap near the middle.
 
-    Near the middle is within ``DEVIATIONS`` standard deviations of the number of coins that fall
-    on one side; of equally wide gaps the one nearest to the middle counts.
+    A gap is near the middle if it is within ``DEVIATIONS`` standard deviations of the number of
+    coins on one side. Of equally wide gaps, the gap nearest to the middle is used.
     """
     canaries = len(ascending)
     reach = DEVIATIONS * math.sqrt(canaries) / 2
@@ -502,10 +517,10 @@ def check_delta(delta: float) -> None:
 
 
 def confidence_of_each(confidence: float, choices: int) -> float:
-    """Return the confidence of each of some bounds that hold at once in ``confidence``.
+    """Return the confidence of each of several bounds that hold together at ``confidence``.
 
-    Bonferroni's correction: whichever of them is then reported, for instance the largest, holds
-    with the confidence asked for.
+    With Bonferroni's correction, any of them may be reported, for example the largest. It holds at
+    the requested confidence.
 
     >>> round(confidence_of_each(0.95, 10), 6)
     0.995
@@ -519,14 +534,15 @@ def confidence_of_each(confidence: float, choices: int) -> float:
 
 
 def largest_rejected(rejects: Callable[[float], bool]) -> float:
-    """Return the largest value from 0 on that a test rejects, 0 where it rejects none.
+    """Return the largest nonnegative value that a test rejects, or 0 if it rejects none of them.
 
     Args:
-        rejects: Whether a value is rejected; where it rejects a value, it rejects every smaller
-            one, and it does not reject them all.
+        rejects: Whether a value is rejected. If a value is rejected, all smaller values are. Some
+            value must not be rejected.
 
     Guarantees:
-        A value above 0 is itself rejected, and at most ``TOLERANCE`` below the largest.
+        A returned value above 0 is itself rejected, and it is at most ``TOLERANCE`` below the
+        largest rejected value.
     """
     if not rejects(0.0):
         return 0.0

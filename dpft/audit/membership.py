@@ -1,11 +1,12 @@
-"""``audit=membership``: can an attack tell the run's training records from other records?
+"""The audit ``audit=membership``: whether attacks distinguish training records from other records.
 
-Attacks use the loss (Yeom et al. 2018), the loss compared with that of the model before
-fine-tuning, and with reference runs RMIA (Zarifzadeh et al. 2024) and LiRA (Carlini et al. 2022).
-All findings are private: the score of a record depends on the record, and no epsilon covers it.
+The attacks use the loss (Yeom et al. 2018), and the loss compared with that of the model before
+fine-tuning. With reference runs, they also include RMIA (Zarifzadeh et al. 2024) and LiRA (Carlini
+et al. 2022). All findings are private, because the score of a record depends on the record and no
+epsilon covers the score.
 
-Score functions take natural logarithms of what models say of records, shape (n,) or, of k reference
-models, (k, n), and return a score for each record, shape (n,), higher where the record is more
+Score functions take log-likelihoods of records in nats, shape (n,), or (k, n) for k reference
+models. They return a score for each record, shape (n,), which is higher if the record is more
 likely to have been trained on.
 """
 
@@ -40,24 +41,24 @@ from dpft.strict_model import AtLeastOne, Count, Probability, StrictModel, Versi
 
 Numbers = NDArray[np.float64]
 LEAST_DEVIATION = 1e-6
-"""Below it, what differs between reference models is rounding."""
+"""Deviations between reference models below this value are rounding errors."""
 LIMITS = (0.01, 0.001)
-"""False positive rates at which true ones are told."""
+"""False positive rates at which true positive rates are reported."""
 CONFIDENCE = 0.95
 LIRA_RUNS = 2
-"""Reference runs that LiRA needs."""
+"""Minimum number of reference runs for LiRA."""
 
 
 @AUDITS.register("membership")
 class MembershipConfig(Audit):
-    """conf/audit/membership.yaml."""
+    """Configuration of the audit, conf/audit/membership.yaml."""
 
     reference_runs: tuple[str, ...] = ()
     """Folders of runs of the same task and model, trained on other records of the same kind."""
     limit: AtLeastOne = 1000
-    """Most records of those trained on, and of others, evenly spread over them."""
+    """Maximum number of training records, and of other records, selected at even spacing."""
     batch_size: AtLeastOne = 32
-    """How many of the longest records are read at once; memory and speed only."""
+    """Number of the longest records that are processed at once; affects only memory and speed."""
 
     def _check_fields(self) -> None:
         if len(set(self.reference_runs)) < len(self.reference_runs):
@@ -73,7 +74,7 @@ class MembershipConfig(Audit):
 
         reference_runs = [_reference(run, folder) for folder in self.reference_runs]
 
-        # 1. Records that the run was trained on, and records that it was not trained on.
+        # 1. Read records that the run was trained on, and records that it was not trained on.
         scorer = trained(run, self.batch_size)
         read = read_run_records(run.folder, run.config, scorer.encoding)
         if not isinstance(read.unseen, Unseen) or not read.unseen.records:
@@ -85,7 +86,8 @@ class MembershipConfig(Audit):
                 value=str(run.folder),
                 hint="eval.held_out=0.1",
             )
-        # A record is scored by its first chunk, which a unit of too many chunks may have lost.
+        # A record is scored by its first chunk. If a unit has too many chunks, training may have
+        # skipped this chunk.
         chunks = zip(read.training, read.rows, strict=True)
         members = [record for record, numbers in chunks if 0 in numbers]
         others = scorer.encoding.readable(read.unseen.records)
@@ -94,7 +96,7 @@ class MembershipConfig(Audit):
         records = [*members, *others]
         is_member = np.arange(len(records)) < len(members)
 
-        # 2. What each model says of them; only one model is in memory at a time.
+        # 2. Compute log-likelihoods by each model; only one model is in memory at a time.
         after = np.array(scorer.log_likelihoods(records))
         del scorer
         before = np.array(untrained(run, self.batch_size).log_likelihoods(records))
@@ -105,7 +107,7 @@ class MembershipConfig(Audit):
             ]
         )
 
-        # 3. The attacks, and the most that the mechanism allows.
+        # 3. Compute the attacks, and the largest values that the mechanism allows.
         curves = attack_curves(is_member, after, before, references)
         bound_or_reason = _bound(run)
         bound = None if isinstance(bound_or_reason, str) else bound_or_reason
@@ -131,46 +133,46 @@ class MembershipConfig(Audit):
 
 
 class AllowedAttack(StrictModel):
-    """Bounds."""
+    """The largest values that the mechanism allows."""
 
     auc: Probability
-    """Of the area."""
+    """Largest area under the ROC curve."""
     one_percent: Probability = Field(alias="0.01")
-    """Of true positives at 0.01 false ones."""
+    """Largest true positive rate at a false positive rate of 0.01."""
     one_in_thousand: Probability = Field(alias="0.001")
-    """Of true positives at 0.001 false ones."""
+    """Largest true positive rate at a false positive rate of 0.001."""
 
 
 class Attack(StrictModel):
-    """An attack."""
+    """Results of an attack."""
 
     auc: Probability
-    """Area under its curve."""
+    """Area under the ROC curve."""
     tpr_at_fpr: OperatingPoints
-    """At each limit of false positives."""
+    """True positive rate at each limit of the false positive rate."""
     allowed: AllowedAttack | None = None
-    """The most that the mechanism allows; absent where nothing bounds an attack."""
+    """The largest values that the mechanism allows; absent if no bound applies."""
 
 
 class MembershipAudit(Versioned):
-    """How well attacks tell the run's training records from others."""
+    """Results of attacks that distinguish the run's training records from other records."""
 
     audit: Literal["membership"] = "membership"
-    """Which audit."""
+    """Name of the audit."""
     note: str | None = None
-    """That it is the owner's alone; in the kept file only."""
+    """Statement that the result is private; only in the saved file."""
     private: Literal[True] = True
-    """Always: the result tells of the records, and stays with their owner."""
+    """Always true, because the result reveals information about the records."""
     members: AtLeastOne
-    """Records that were trained on."""
+    """Number of records that were trained on."""
     non_members: AtLeastOne
-    """Records that were not."""
+    """Number of records that were not trained on."""
     non_members_of: str
-    """Where these are from."""
+    """Split that the records that were not trained on are from."""
     reference_runs: Count
-    """Reference runs that the attacks had."""
+    """Number of reference runs that the attacks used."""
     attacks: Mapping[str, Attack]
-    """Each attack by its name."""
+    """Results of each attack, by name."""
 
 
 def rmia_scores(
@@ -181,17 +183,20 @@ def rmia_scores(
 ) -> Numbers:
     """Return robust membership scores (RMIA: Zarifzadeh et al. 2024, arXiv 2312.03262).
 
-    The share of population records z that x dominates: (p(x) / P(x)) / (p(z) / P(z)) >= 1, with p
-    of the model under attack and P the mean over reference models. One reference model is enough.
-    The attack is the offline one: no reference model saw x. Its approximation of P(x) is ((1 + a)
-    P_out(x) + 1 - a) / 2; a is 1 here, as it must be for likelihoods of whole records, beside which
-    1 - a would be everything (theirs, of images, were about 0.3).
+    The score of a record x is the share of population records z that x dominates: (p(x) / P(x)) /
+    (p(z) / P(z)) >= 1. Here, p is the likelihood of the model under attack and P is the mean over
+    reference models. One reference model is enough. This is the offline attack, in which no
+    reference model saw x. The attack approximates P(x) by ((1 + a) P_out(x) + 1 - a) / 2. Here a
+    must be 1: likelihoods of whole records are so small that 1 - a would dominate. Zarifzadeh et
+    al. used about 0.3 for images.
 
     Args:
-        log_likelihoods: Of the model under attack, shape (n,).
-        references_out: Of k reference models not trained on the records, shape (k, n).
-        population: Of the model under attack, of z records that it was not trained on, shape (z,).
-        population_references: Of the reference models, shape (l, z).
+        log_likelihoods: Log-likelihoods by the model under attack, shape (n,).
+        references_out: Log-likelihoods by k reference models that were not trained on the records,
+            shape (k, n).
+        population: Log-likelihoods by the model under attack of z records that it was not trained
+            on, shape (z,).
+        population_references: Log-likelihoods of these records by l reference models, shape (l, z).
     """
     target = _finite(log_likelihoods, "log_likelihoods", 1)
     population_target = _finite(population, "population", 1)
@@ -204,17 +209,19 @@ def rmia_scores(
 def lira_scores(log_likelihoods: ArrayLike, references_out: ArrayLike) -> Numbers:
     """Return offline LiRA scores (Carlini et al. 2022, arXiv 2112.03570).
 
-    By how many standard deviations a record's log-likelihood exceeds the mean of reference models
-    not trained on it: their test of a Gaussian fitted to these, whose probability grows with it.
-    The variance is one for all records, as they advise for few models; it needs two of them.
+    The score is the distance of a record's log-likelihood from the mean of reference models that
+    were not trained on the record. Its unit is standard deviations. The probability in the paper's
+    test, of a Gaussian fitted to the reference models, increases with this score. All records share
+    one variance, as the authors recommend for few models. The variance needs two reference models.
 
     Args:
-        log_likelihoods: Of the model under attack, shape (n,).
-        references_out: Of k reference models not trained on the records, shape (k, n), k >= 2.
+        log_likelihoods: Log-likelihoods by the model under attack, shape (n,).
+        references_out: Log-likelihoods by k reference models that were not trained on the records,
+            shape (k, n), k >= 2.
 
     Raises:
         InputError: A value is not finite, shapes do not match, there are fewer than two reference
-            models, or they all say the same.
+            models, or all of them assign the same likelihoods.
     """
     target = _finite(log_likelihoods, "log_likelihoods", 1)
     references = _same_records(_finite(references_out, "references_out", 2), target)
@@ -268,7 +275,7 @@ def _same_records(values: Numbers, target: Numbers) -> Numbers:
 
 
 def _reference(run: AuditedRun, folder: str) -> AuditedRun:
-    """Return a reference run; reject one of another task or model."""
+    """Return a reference run; reject a run of another task or model."""
     if Path(folder).resolve() == run.folder.resolve():
         raise InputError(
             f"audit.reference_runs must be other runs, got {folder}, the audited run itself.",
@@ -291,21 +298,22 @@ def _reference(run: AuditedRun, folder: str) -> AuditedRun:
 def attack_curves(
     is_member: NDArray[np.bool_], after: Numbers, before: Numbers, references: Numbers
 ) -> dict[str, RocCurve]:
-    """Return the curve of each attack by its name.
+    """Return the ROC curve of each attack by name.
 
-    The loss itself is Yeom et al. 2018 (arXiv 1709.01604); beside the model before fine-tuning it
-    is a likelihood ratio (Carlini et al. 2021, arXiv 2012.07805; Mireshghallah et al. 2022, arXiv
-    2203.03929): what every model of the language finds easy no longer counts.
+    The attack by loss is from Yeom et al. 2018 (arXiv 1709.01604). The comparison with the model
+    before fine-tuning is a likelihood ratio (Carlini et al. 2021, arXiv 2012.07805; Mireshghallah
+    et al. 2022, arXiv 2203.03929). It removes the effect of records that every language model finds
+    easy.
     """
     curves = {
         "loss": roc_curve(after, is_member),
-        "loss beside the model before": roc_curve(after - before, is_member),
+        "loss compared with the model before": roc_curve(after - before, is_member),
     }
     if len(references) >= LIRA_RUNS:
         curves["LiRA"] = roc_curve(lira_scores(after, references), is_member)
     others = np.flatnonzero(~is_member)
     if len(references) and len(others) > 1:
-        # Every second non-member is the population, and is not asked about itself.
+        # Every second non-member is in the population and is not attacked itself.
         population = others[::2]
         asked = np.setdiff1d(np.arange(len(is_member)), population)
         scores = rmia_scores(
@@ -316,7 +324,7 @@ def attack_curves(
 
 
 def _bound(run: AuditedRun) -> TradeOff | str:
-    """Return the trade-off curve that bounds attacks on a record, or why none does, in words."""
+    """Return the trade-off curve that bounds attacks on a record, or why no bound applies."""
     from dpft.audit.audited_run import planned_trade_off
 
     if isinstance(run.privacy, OpenRun):
@@ -325,8 +333,8 @@ def _bound(run: AuditedRun) -> TradeOff | str:
         return "The unit of privacy is not a record, so ε bounds no attack on a record."
     if run.privacy.with_tokenizer is not None:
         return (
-            "The records made the model's tokenizer, too, so the plan of its training alone bounds"
-            " no attack on the model; the report has ε of both."
+            "The model's tokenizer was learned from the same records, so the plan of the training"
+            " does not bound attacks on the model. The report states ε of both."
         )
     planned = planned_trade_off(run.folder)
     gone = "The run's plan is gone with its checkpoints: nothing bounds an attack."
@@ -363,7 +371,7 @@ def _rows(name: str, curve: RocCurve, bound: TradeOff | None) -> list[tuple[str,
 
 
 def _verdict(curves: Mapping[str, RocCurve], bound: TradeOff | str) -> list[str]:
-    """Return why nothing bounds an attack, or which attacks are above the bound, if any."""
+    """Return why no bound applies, or the attacks that exceed the bound, if any."""
     if isinstance(bound, str):
         return [bound]
     num_tests = len(curves) * len(LIMITS)
@@ -378,8 +386,8 @@ def _verdict(curves: Mapping[str, RocCurve], bound: TradeOff | str) -> list[str]
     if not above:
         return []
     return [
-        f"**More than the mechanism allows was told apart ({', '.join(above)}), at"
-        f" {CONFIDENCE:.0%} confidence for all {num_tests} looks, as if each record had a training"
-        " of its own:** either the splits differ, or one training told of many at once, or the"
-        " guarantee does not hold; `audit=one_run` tells."
+        f"**The attack was more accurate than the mechanism allows ({', '.join(above)}), at"
+        f" {CONFIDENCE:.0%} confidence over all {num_tests} tests, if records are treated as"
+        " independent:** either the splits differ, or one training revealed many records at once,"
+        " or the guarantee does not hold. Run `audit=one_run` to find out."
     ]

@@ -1,11 +1,13 @@
-"""``audit=memorization``: measure how many training records a run's model reproduces.
+"""The audit ``audit=memorization``: how many training records a run's model reproduces.
 
-Ponomareva et al. 2022, "Training Text-to-Text Transformers with Privacy Guarantees", sections 4 and
-5.2: records with and without near duplicates among the training records, of those trained on and of
-others (the control), are each split in two (`dpft.audit.prompted_rows`); the model writes on, or
-fills hidden spans, greedily; and what it wrote is scored against the record (`scores_of`). Their
-median edit distances of up to 229 over 114 tokens cannot be distances of tokens: T5's library,
-which they used, compares words. Both are here, by different names.
+The audit follows Ponomareva et al. 2022, "Training Text-to-Text Transformers with Privacy
+Guarantees", sections 4 and 5.2. There are four sets: training records and other records (the
+control), each with and without near duplicates among the training records. Each record is split
+into two parts (`dpft.audit.prompted_rows`). The model continues the record, or fills hidden spans,
+with greedy decoding. Its output is compared with the record (`scores_of`). The median edit
+distances in the paper are up to 229 over 114 tokens, so they cannot be distances of tokens. T5's
+library, which the authors used, compares words. This audit reports both distances under different
+names.
 """
 
 import importlib
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 
 Percent = Annotated[float, Field(ge=0, le=100)]
 RecordSet = Literal["train_dup", "train_unique", "valid_in_train", "valid_unique"]
-"""Records with and without near duplicates, trained on and not."""
+"""Records with and without near duplicates, from the training records and from other records."""
 SETS: tuple[RecordSet, ...] = get_args(RecordSet)
 NO_WORD = re.compile(r"[^\w]")
 OWNERS = "private: it is about the training records, no epsilon covers it, and it stays with the"
@@ -62,30 +64,32 @@ NO_NEAR = {
     "valid_in_train": "no record that was not trained on is near to one that was",
     "valid_unique": "every record that was not trained on is near to one that was",
 }
-"""Why a set is empty though its records were read."""
+"""Reason why a set is empty although its records were read."""
 
 
 @AUDITS.register("memorization")
 class MemorizationConfig(Audit):
-    """conf/audit/memorization.yaml."""
+    """Configuration of the audit, conf/audit/memorization.yaml."""
 
     name: str = "memorization"
     prefix_tokens: AtLeastOne = 512
-    """Tokens of a record that the model is given; of a record that has no more, the first half (of
-    task.objective=prefix_lm as much as training reads), and always the whole prompt of a task that
-    has one. With audit.hidden=spans all of it is given but the spans."""
+    """Number of tokens of a record that the model receives, always including the whole prompt of a
+    task with prompts. If a record has no more tokens, the model receives its first half (with
+    task.objective=prefix_lm, as much as in training). With audit.hidden=spans, the model receives
+    all tokens except the spans."""
     continuation_tokens: AtLeastOne = 114
-    """Most tokens that are asked of it; fewer where a record has no more left."""
+    """Maximum number of tokens that the model must generate; fewer if the record has no more
+    tokens."""
     hidden: HiddenPart | None = None
-    """What the model is to write: continuation, what follows the prefix; or spans, 15 % of the
-    tokens, three together on average, as T5 hides them, of a corpus learned by span_corruption or
-    mlm. null: spans for these two, continuation for all others. Table 3 of Ponomareva et al. 2022
-    has continuation for span_corruption, too."""
+    """Part of the record that the model must generate: the tokens after the prefix (continuation),
+    or hidden spans (spans). spans hides 15 % of the tokens, three in a row on average, as in T5. It
+    requires a corpus trained with span_corruption or mlm. null: spans for these two, continuation
+    for all others. Table 3 of Ponomareva et al. 2022 uses continuation for span_corruption, too."""
     limit: AtLeastOne = 1000
-    """Most records of each set, evenly spread over it."""
+    """Maximum number of records of each set, selected at even spacing."""
 
     def find(self, run: AuditedRun) -> Finding:
-        """See ``Audit.find``; the scores are written into the run's private/."""
+        """See ``Audit.find``; write the scores to the run's private/ folder."""
         from dpft.audit.audited_run import Unseen, check_writes_texts, read_run_records
         from dpft.audit.prompted_rows import hidden_part, prompted_rows
         from dpft.commands.progress_bars import (
@@ -99,10 +103,10 @@ class MemorizationConfig(Audit):
         for module in ("datasketch", "rapidfuzz"):
             import_extra(module)
         with hold_run(run.folder):
-            # 1. The run's model, and what it is to write of the records of each set.
+            # 1. Load the run's model, and choose the rows of each set to generate.
             trained = trained_model_of_run(run.folder, run.config)
             encoding = trained.encoding(task, max_new_tokens=None)
-            assert isinstance(encoding, TokenEncoding)  # a task of texts is in tokens
+            assert isinstance(encoding, TokenEncoding)  # True for every text task.
             hidden = hidden_part(self.hidden, encoding)
             read = read_run_records(run.folder, run.config, encoding)
             unseen = read.unseen.records if isinstance(read.unseen, Unseen) else []
@@ -130,7 +134,7 @@ class MemorizationConfig(Audit):
                     del rows_of_sets[name]
                     not_there[name] = "of no record is anything left to write"
 
-            # 2. The model writes it, and is scored.
+            # 2. Generate the rows with the model, and score them.
             model = trained.on_device(task, run.device.prepare())
             tokenizer, batch_size = encoding.tokenizer, run.config.eval.batch_size
             scores: dict[RecordSet, MemorizationScores] = {}
@@ -160,7 +164,7 @@ class MemorizationConfig(Audit):
                     num_records = len({row.record for row in rows})
                     scores[name] = scores_of(attempts, records=num_records)
 
-            # 3. The scores are written for the owner of the data.
+            # 3. Write the scores for the owner of the data.
             record = MemorizationAudit(
                 hidden=hidden,
                 prefix_tokens=self.prefix_tokens,
@@ -171,7 +175,7 @@ class MemorizationConfig(Audit):
             )
             path = private_audit_path(run.folder, MEMORIZATION)
             write_model(path, record, mode=0o600)
-        place = f"The scores, for the owner of the data alone: {run.folder / MEMORIZATION}"
+        place = f"Private scores: {run.folder / MEMORIZATION}"
         return Finding(record=record, parts=record.parts(), files=[place])
 
 
@@ -190,42 +194,42 @@ def import_extra(module: str) -> ModuleType:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """A span of a record, which follows a prefix or is hidden, and what a model wrote for it."""
+    """A span of a record, which follows a prefix or is hidden, and the model's output for it."""
 
     continuation: tuple[int, ...]
     """Tokens of the record; at least one."""
     written: tuple[int, ...]
-    """Tokens of the model, which may have stopped before."""
+    """Tokens of the model, which may have stopped earlier."""
     continuation_text: str
     written_text: str
 
 
 class MemorizationScores(StrictModel):
-    """Scores of a model's texts against records."""
+    """Scores of a model's texts compared with records."""
 
     records: Count
     """Number of records."""
     rows: Count
-    """As many as the records, or more where a corpus's records are cut into chunks; each is asked
-    about by itself, and what follows is over them."""
+    """Number of rows. It exceeds the number of records if the records of a corpus are split into
+    chunks. Each row is scored separately, and the other scores are over rows."""
     exact_match: Percent
-    """Share of the rows of which all that was asked was written, in percent."""
+    """Percentage of rows for which the model reproduced all requested tokens."""
     token_accuracy: Percent
-    """Share of the asked tokens that stand in their places, mean over rows, in percent."""
+    """Percentage of the requested tokens that are correct at their position, mean over rows."""
     median_edit_distance: NotNegative
-    """Levenshtein distance in tokens, of several spans their sum, median over rows."""
+    """Levenshtein distance in tokens, summed over the spans of a row, median over rows."""
     median_edit_distance_words: NotNegative
-    """Levenshtein distance of T5's words, median over rows (``t5_words``)."""
+    """Levenshtein distance in words as split by T5, median over rows (``t5_words``)."""
     mean_continuation_tokens: NotNegative
-    """How many tokens are asked of a row."""
+    """Mean number of requested tokens per row."""
 
 
 def scores_of(rows: Sequence[Sequence[Attempt]], *, records: int) -> MemorizationScores:
-    """Return the scores of attempts at some rows, at least one, each with one span or more.
+    """Return the scores of attempts at one or more rows, each with one or more spans.
 
     Guarantees:
-        ``exact_match`` is at most ``token_accuracy``, and a distance in tokens is 0 exactly where
-        a row matches.
+        ``exact_match`` is at most ``token_accuracy``. The token distance of a row is 0 if and only
+        if the row matches.
     """
     token_distances, word_distances, matches, lengths, accuracies = [], [], [], [], []
     for row in rows:
@@ -250,7 +254,7 @@ def scores_of(rows: Sequence[Sequence[Attempt]], *, records: int) -> Memorizatio
 
 
 def edit_distance(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return how many items must be put in, left out or changed to make one of the other."""
+    """Return the number of insertions, deletions and changes between two sequences."""
     distance: int = import_extra("rapidfuzz.distance").Levenshtein.distance(list(one), list(other))
     return distance
 
@@ -258,8 +262,8 @@ def edit_distance(one: Sequence[Any], other: Sequence[Any]) -> int:
 def t5_words(text: str) -> list[str]:
     """Return a text as ``edit_distance`` of T5's library splits it.
 
-    It is lower-cased and split at every character that is no letter, digit or underscore, so that
-    a mark beside a blank makes an empty item.
+    The text is lower-cased and split at every character that is not a letter, digit or underscore.
+    Punctuation next to a space therefore produces an empty item.
 
     >>> t5_words("The Eagle, a pub")
     ['the', 'eagle', '', 'a', 'pub']
@@ -268,34 +272,35 @@ def t5_words(text: str) -> list[str]:
 
 
 class MemorizationAudit(Versioned):
-    """How much of its records a model writes on by itself.
+    """Scores of how well a model reproduces its records.
 
-    For records with and without near duplicates, trained on and not.
+    There are scores for training records and other records, with and without near duplicates.
     """
 
     audit: Literal["memorization"] = "memorization"
-    """Which audit."""
+    """Name of the audit."""
     note: str = OWNERS
-    """A sentence that says that the result is for the owner of the data alone."""
+    """A sentence that states that the result is only for the owner of the data."""
     private: Literal[True] = True
-    """Always: the result tells of the records, and stays with their owner."""
+    """Always true, because the result reveals information about the records."""
     near_duplicates: str = METHOD
-    """What counts as a near duplicate, in words."""
+    """Description of the criterion for near duplicates."""
     hidden: HiddenPart
-    """What the model is to write: what follows a prefix, or hidden spans."""
+    """Part of the record that the model must generate: the continuation of a prefix, or hidden
+    spans."""
     prefix_tokens: AtLeastOne
-    """Tokens that the model is given."""
+    """Number of tokens that the model receives."""
     continuation_tokens: AtLeastOne
-    """Most tokens that are asked of it."""
+    """Maximum number of tokens that the model must generate."""
     limit: AtLeastOne
-    """Most records of each set."""
+    """Maximum number of records of each set."""
     not_there: Mapping[RecordSet, str]
-    """Why sets are not there, by set."""
+    """Reason for each missing set."""
     scores: Mapping[RecordSet, MemorizationScores]
-    """The scores of the others."""
+    """Scores of each other set."""
 
     def parts(self) -> list[Grid | str]:
-        """Return the scores for people, a line for each set, and what they are."""
+        """Return the scores for people: a line for each set, and an explanation of the scores."""
         rows = [
             (
                 name,

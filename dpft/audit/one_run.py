@@ -1,10 +1,11 @@
-"""``audit=one_run``: compute a lower bound of epsilon from the canaries of a single run.
+"""The audit ``audit=one_run``: a lower bound of epsilon from the canaries of a single run.
 
-Each canary was trained on if its secret coin said so. Whoever guesses more coins rightly than
-epsilon allows has shown that epsilon is larger (Steinke, Nasr and Jagielski 2023). The bounds are
-those of ``dpft.audit.guessing``: of any mechanism, of a Gaussian one, and against the trade-off
-curve of the run's own plan, which finds a mechanism that is not the one accounted for even if its
-epsilon still holds. Several kinds of attacker (`View`) share the confidence.
+A secret coin decided whether each canary was trained on. If an attacker guesses more coins
+correctly than epsilon allows, the true epsilon is larger (Steinke, Nasr and Jagielski 2023).
+``dpft.audit.guessing`` computes the bounds: for any mechanism, for a Gaussian mechanism, and
+against the trade-off curve of the run's own plan. The last test detects a mechanism that differs
+from the planned one, even if its epsilon still holds. Several kinds of attackers (`View`) share the
+confidence.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ WHITE_BOX = (
     " canary, but not which were trained on"
 )
 NON_PRIVATE_DELTA = 1e-5
-"""Of a run that promises none."""
+"""The delta for a run without a privacy guarantee."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,25 +49,26 @@ class View:
     name: str
     threat_model: str
     scores: Sequence[float]
-    """Of each canary, higher where it is more likely to have been trained on."""
+    """Score of each canary; higher if the canary is more likely to have been trained on."""
     independent: bool = False
-    """Whether the score of one canary tells nothing about another's coin."""
+    """Whether the score of one canary reveals nothing about another's coin."""
 
 
 @AUDITS.register("one_run")
 class OneRunConfig(Audit):
-    """conf/audit/one_run.yaml."""
+    """Configuration of the audit, conf/audit/one_run.yaml."""
 
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    """With which the lower bound holds."""
+    """Confidence level of the lower bound."""
     mechanism_confidence: Annotated[float, Field(gt=0, lt=1)] = 0.995
-    """With which a mechanism that is called another than the plan's is one."""
+    """Confidence level for reporting that the mechanism differs from the plan."""
     choices: AtLeastOne = 10
-    """Numbers of guesses that are tried; each at a confidence of 1 - (1 - confidence) / choices."""
+    """How many numbers of guesses to try. Each is tested at a confidence of 1 - (1 - confidence) /
+    choices."""
     white_box: bool = True
-    """Look at the scores of steps, too, where the run kept them; False: at the model alone."""
+    """Whether to use the scores of steps in addition to the model, if the run has recorded them."""
     batch_size: AtLeastOne = 64
-    """How many canaries are read at once; memory and speed only."""
+    """Number of canaries that are processed at once; affects only memory and speed."""
 
     def find(self, run: AuditedRun) -> Finding:
         """See ``Audit.find``."""
@@ -115,7 +117,7 @@ class OneRunConfig(Audit):
         return views
 
     def black_box_scores(self, run: AuditedRun, canaries: Sequence[Canary]) -> list[float]:
-        """Return by how much training raised the log-likelihood of each canary."""
+        """Return the increase of each canary's log-likelihood by training."""
         from dpft.audit.audited_run import trained, untrained
 
         records = [canary.record(run.config.task) for canary in canaries]
@@ -132,14 +134,14 @@ class OneRunConfig(Audit):
         delta: float,
         trade_off: "TradeOff | None",
     ) -> Finding:
-        """Return the finding of the audit, from the scores of one or several kinds of attacker.
+        """Return the finding of the audit, from the scores of one or several kinds of attackers.
 
         Args:
             canaries: The run's canaries with their coins.
-            views: The scores; each view gets a confidence that pays for the number of views.
-            epsilon: The epsilon of the report; None for a run without privacy.
-            delta: The delta at which the bounds are.
-            trade_off: The curve of the run's plan; None if there is none.
+            views: The scores; the confidence of each view is corrected for the number of views.
+            epsilon: The epsilon of the report; None for a non-private run.
+            delta: The delta of the bounds.
+            trade_off: The curve of the run's plan; None if there is no plan.
         """
         from dpft.audit.plots import lower_bound_plot, roc_plot, trade_off_plot
         from dpft.audit.trade_off import roc_curve
@@ -187,7 +189,7 @@ class OneRunConfig(Audit):
         delta: float,
         trade_off: "TradeOff | None",
     ) -> "tuple[LowerBound, Guesses]":
-        """Return the lower bound that one view shows, and all that it shows."""
+        """Return the lower bound of one view, and all results of the view."""
         from dpft.audit.guessing import (
             best_lower_bound,
             find_contradiction,
@@ -237,9 +239,9 @@ class OneRunConfig(Audit):
 
 
 def _with_verdict(strongest: Guesses, guesses_of_views: Sequence[Guesses]) -> Guesses:
-    """Return the strongest view's guesses with whether any view is impossible under the plan.
+    """Return the strongest view's guesses with the verdict of all views on the plan.
 
-    Beside it is the p-value of all views: that of the most telling one, paid for by their number.
+    The p-value is the smallest p-value of all views, corrected for the number of views.
     """
     p_values = {
         at: guesses.p_value_of_plan
@@ -258,7 +260,7 @@ def _with_verdict(strongest: Guesses, guesses_of_views: Sequence[Guesses]) -> Gu
 
 def _notes(released: GuessesInShort) -> list[str]:
     if released.epsilon is None:
-        return ["The run was trained without privacy: there is no ε to hold this against."]
+        return ["The run was trained without privacy: there is no ε to compare this with."]
     verdicts = [is_contradicted(released), is_another_mechanism(released)]
     return [verdict for verdict in verdicts if verdict] or [
         "A lower bound below ε contradicts nothing, and proves nothing: a stronger attack, or more"

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 POINTS = 400
 BAND = 200
-"""At how many points of a measured curve its interval is drawn."""
+"""Number of points of a measured curve at which its confidence interval is drawn."""
 
 
 def exposure_histogram(exposures: Mapping[str, Sequence[float]], *, bits: float) -> Markup:
-    """Return how many canaries reach which exposure, beside the 2^-x of those never inserted."""
+    """Return a histogram of exposures, with the distribution 2^-x of canaries never inserted."""
     largest = max([bits, *(value for group in exposures.values() for value in group)])
     edges = np.arange(0, math.ceil(largest) + 2)
 
@@ -33,7 +33,7 @@ def exposure_histogram(exposures: Mapping[str, Sequence[float]], *, bits: float)
                 left, shares, width, align="edge", color=COLORS[(number + 1) % len(COLORS)],
                 label=f"{label} ({len(group)})",
             )  # fmt: skip
-        # from bit to bit: 2^-x - 2^-(x + 1), which is half of 2^-x
+        # Probability of one bar: 2^-x - 2^-(x + 1), which is half of 2^-x.
         expected = 2.0 ** -(edges[:-1] + 1)
         axes.stairs(
             expected, edges, baseline=None, color=COLORS[0], label="never inserted: P(≥ x) = 2⁻ˣ"
@@ -53,7 +53,7 @@ def exposure_histogram(exposures: Mapping[str, Sequence[float]], *, bits: float)
 
 
 def roc_plot(curves: Mapping[str, RocCurve], *, trade_off: TradeOff | None = None) -> Markup:
-    """Return true against false positive rates on logarithmic axes, beside what is allowed."""
+    """Return a log-log plot of true and false positive rates, with the limit of the mechanism."""
     least = min(1 / curve.non_members for curve in curves.values())
     lowest = min(1 / max(curve.members, curve.non_members) for curve in curves.values())
     rates = np.geomspace(least / 2, 1, POINTS)
@@ -78,7 +78,7 @@ def roc_plot(curves: Mapping[str, RocCurve], *, trade_off: TradeOff | None = Non
             xlabel="false positive rate", ylabel="true positive rate",
         )  # fmt: skip
         for axis in (axes.xaxis, axes.yaxis):
-            # matplotlib's own labels are powers of ten, which are formulas
+            # The default labels of matplotlib are powers of ten, typeset as formulas.
             axis.set_major_formatter(lambda tick, _: f"{100 * tick:g} %")
         axes.minorticks_off()
         _legend_above(axes, columns=1)
@@ -89,7 +89,7 @@ def roc_plot(curves: Mapping[str, RocCurve], *, trade_off: TradeOff | None = Non
 
 
 def lower_bound_plot(bounds: Mapping[str, LowerBound], *, epsilon: float | None = None) -> Markup:
-    """Return the lower bound of epsilon by each number of guesses, beside the upper bound."""
+    """Return a plot of the lower bound of epsilon by number of guesses, with the upper bound."""
 
     def draw(axes: "Axes") -> None:
         from matplotlib.ticker import NullFormatter
@@ -117,7 +117,7 @@ def lower_bound_plot(bounds: Mapping[str, LowerBound], *, epsilon: float | None 
 
 
 def trade_off_plot(measured: RocCurve, *, planned: TradeOff | None = None) -> Markup:
-    """Return misses against false alarms as measured, beside the curves of plan and Gaussian."""
+    """Return a plot of the measured trade-off curve, with the curve of the planned mechanism."""
     alarms = np.linspace(0, 1, POINTS)
     places = np.unique(np.linspace(0, len(measured.false_positives) - 1, BAND).astype(int))
     intervals = [
@@ -136,7 +136,7 @@ def trade_off_plot(measured: RocCurve, *, planned: TradeOff | None = None) -> Ma
             axes.plot(alarms, planned(alarms), color=COLORS[0], label="planned mechanism")
         axes.plot(alarms, 1 - alarms, color="#888888", linestyle=":", label="guessing blindly")
         axes.set(
-            xlabel="false alarms (share of those left out)",
+            xlabel="false alarms (share of non-members)",
             ylabel="misses (share of those included)",
             xlim=(0, 1), ylim=(0, 1),
         )  # fmt: skip
@@ -147,7 +147,7 @@ def trade_off_plot(measured: RocCurve, *, planned: TradeOff | None = None) -> Ma
 
 
 def _legend_above(axes: "Axes", columns: int = 2) -> None:
-    """Put the legend over the axes, where no curve can be."""
+    """Place the legend above the axes, where it cannot cover a curve."""
     axes.legend(
         frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2
     )

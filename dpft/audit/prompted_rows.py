@@ -1,17 +1,17 @@
-"""Split records into a visible prompt and a hidden end, or hidden spans, for audit=memorization.
+"""Rows of records, split into a visible prompt and a hidden part, for audit=memorization.
 
-A record is asked about as the rows of tokens that were trained on, without the end-of-text token;
-of a record in chunks each chunk is a row.
+A record is tested as the rows of tokens that were trained on, without the end-of-text token. Each
+chunk of a record in chunks is a row.
 
-- **continuation**: the model is given the first ``prefix_tokens`` tokens. Whatever it did not learn
-  to write (the prompt, unless ``task.learn_prompt``) is always among them, however long it is; and
-  of a row that is no longer, it is given the first half. A seq2seq model reads the prompt as in
-  training; what the prefix holds beyond it, its decoder is given as written already. Of a corpus,
-  whose texts have no prompt, a seq2seq model reads the whole prefix, and of a short text as much of
-  it as in training.
-- **spans**: the model reads the row but for spans that are hidden at places drawn from its own
-  tokens alone, as T5 draws them, and fills them: each after its sentinel, or each token of them at
-  once, in place of its mask.
+- **continuation**: the model receives the first ``prefix_tokens`` tokens. All tokens that the model
+  did not learn to generate (the prompt, unless ``task.learn_prompt``) are always part of the
+  prefix. If a row has no more than ``prefix_tokens`` tokens, the prefix is its first half. A
+  seq2seq model reads the prompt as in training, and its decoder receives the rest of the prefix as
+  already generated tokens. Texts of a corpus have no prompt. A seq2seq model reads the whole prefix
+  of such a text, or of a short text the same part as in training.
+- **spans**: the model reads the row without some hidden spans. Their positions are drawn as in T5,
+  from randomness that depends only on the row's tokens. The model fills the spans: each span after
+  its sentinel, or all tokens at once in place of their masks.
 """
 
 from collections.abc import Sequence
@@ -41,17 +41,18 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class PromptedRow:
-    """A row in two parts."""
+    """A row that is split into a visible part and a hidden part."""
 
     record: int
-    """The index of its record."""
+    """Index of the record of the row."""
     beginning: DecodingPrompt
-    """The prefix for the model, with the number of tokens that it may write."""
+    """The prefix for the model, with the maximum number of tokens to generate."""
     targets: tuple[Tokens, ...]
-    """The spans that the model is to write, in order: one continuation, or the hidden spans. At
-    least one, and none empty."""
+    """The spans that the model must generate, in order: one continuation, or the hidden spans.
+    There is at least one span, and no span is empty."""
     sentinels: Tokens = ()
-    """Tokens before each span in what the model writes; empty: the spans follow each other."""
+    """Tokens that precede each span in the model's output; empty if the spans follow each other
+    directly."""
 
     def written(self, tokens: Sequence[int]) -> list[Tokens]:
         """Return the tokens that a model generated for each span; empty for a skipped span."""
@@ -67,10 +68,10 @@ class PromptedRow:
 
 
 def hidden_part(hidden: HiddenPart | None, encoding: TokenEncoding) -> HiddenPart:
-    """Return which part of a record is hidden from the model; None: what its training hid.
+    """Return the part of a record to hide from the model; None means the part hidden in training.
 
     Raises:
-        InputError: The model has not learned to write this part.
+        InputError: The model has not learned to generate this part.
     """
     is_masked = encoding.layout.kind == MASKED
     fills_spans = is_masked or (isinstance(encoding, CorpusEncoding) and encoding.span_corruption)
@@ -103,15 +104,15 @@ def prompted_rows(
     continuation_tokens: int,
     rows: Sequence[Sequence[int]] | None = None,
 ) -> list[PromptedRow]:
-    """Return the rows of the records in two parts; skip rows that leave nothing to write.
+    """Return the rows of the records in two parts; skip rows that leave nothing to generate.
 
     Args:
-        records: The records of a task of texts.
-        encoding: How they became rows in training.
-        hidden: As in ``hidden_part``.
-        prefix_tokens: Number of tokens that a model that continues is given.
-        continuation_tokens: Most tokens of a row that the model is to write.
-        rows: The numbers of the rows of each record that are used; None: all.
+        records: Records of a text task.
+        encoding: The encoding of records as rows in training.
+        hidden: See ``hidden_part``.
+        prefix_tokens: Number of tokens that a model receives to continue.
+        continuation_tokens: Maximum number of tokens of a row that the model must generate.
+        rows: Numbers of the rows of each record to use; None for all rows.
     """
     hides_spans = hidden_part(hidden, encoding) == SPANS
     encoded, counts = encoding.rows_in_chunks(records)
@@ -134,7 +135,7 @@ def prompted_rows(
 def _for_continuation(
     number: int, row: TokenizedExample, encoding: TokenEncoding, prefix: int, most: int
 ) -> list[PromptedRow]:
-    """Return a row that the model continues, or an empty list if it leaves nothing to write."""
+    """Return a row to continue, or an empty list if nothing is left to generate."""
     is_seq2seq = encoding.layout.kind == SEQ2SEQ
     end = encoding.tokenizer.eos_token_id
     labels = [int(label) for label in row.labels]
@@ -153,7 +154,7 @@ def _for_continuation(
         place = max(1, min(place, encoding.max_length - len(ends)))
         read, rest = whole[:place] + ends, whole[place : place + encoding.max_length]
     else:
-        source = len(read) - is_seq2seq  # A source ends with an end-of-text token of its own.
+        source = len(read) - is_seq2seq  # A source ends with its own end-of-text token.
         # A causal model reads at least one token.
         min_prefix = source if is_seq2seq else max(1, source)
         length = source + len(target)
@@ -173,7 +174,7 @@ def _for_continuation(
 def _for_spans(
     number: int, row: TokenizedExample, encoding: CorpusEncoding, most: int
 ) -> list[PromptedRow]:
-    """Return a row whose spans are to be filled, or an empty list if it has none."""
+    """Return a row with spans to fill, or an empty list if it has no spans."""
     is_masked = encoding.layout.kind == MASKED
     ids, before = row.input_ids, 0
     if is_masked:

@@ -1,9 +1,9 @@
-"""``audit=synthetic``: measure what generated records reveal about single training records.
+"""The audit ``audit=synthetic``: how much generated records reveal about single training records.
 
-Copies are counted for training records and, for comparison, for records that were not trained on.
-Tables that follow from the synthetic texts and a published split may be released with them; all
-others are private. Leaving out a synthetic record because it is close to a training record is not
-post-processing.
+The audit counts copies of training records and, for comparison, of records that were not trained
+on. Tables that depend only on the synthetic texts and on a published split may be released with the
+texts. All other tables are private. Removing a synthetic record because it is close to a training
+record is not post-processing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,19 +54,20 @@ READABLE_BY_ALL = 0o004
 
 @AUDITS.register("synthetic")
 class SyntheticConfig(Audit):
-    """conf/audit/synthetic.yaml."""
+    """Configuration of the audit, conf/audit/synthetic.yaml."""
 
     name: str = "synthetic"
     limit: AtLeastOne = 10_000
-    """Most records of each kind that are compared, evenly spread over them."""
+    """Maximum number of records of each kind to compare, selected at even spacing."""
 
     def find(self, run: AuditedRun) -> Finding:
-        """See ``Audit.find``; writes a private page and, if it may be released, a public one."""
+        """See ``Audit.find``; write a private page and, if it may be released, a public page."""
         from dpft.audit.audited_run import Unseen, check_writes_texts, records_and_unseen
         from dpft.commands.task_model import trained_model_of_run
         from dpft.synthesis.measures import copies
 
-        # 1. The run's records, or why they are not available, and the synthetic ones.
+        # 1. Read the run's records, or the reason why they are not available, and the synthetic
+        # records.
         task = check_writes_texts(run.config)
         encoding = trained_model_of_run(run.folder, run.config).encoding(task, max_new_tokens=None)
         records, unseen = records_and_unseen(run.folder, run.config, encoding)
@@ -90,7 +91,7 @@ class SyntheticConfig(Audit):
         if file.why_private is not None:
             remarks.append(f"Nothing of this may be released: {file.why_private}.")
 
-        # 2. The comparisons; only those without private records may be released.
+        # 2. Compare them; only comparisons without private records may be released.
         compared = released = _shapes({"synthetic": texts})
         if other_texts:
             compared = _shapes({"synthetic": texts, "other records": other_texts})
@@ -110,13 +111,13 @@ class SyntheticConfig(Audit):
                 not_released=file.why_private,
             )
 
-            # 3. The pages.
+            # 3. Write the pages.
             title = f"# Synthetic records: {line(file.path.name)}"
             path = private_audit_path(run.folder, PRIVATE_SYNTHETIC_AUDIT)
             page = [*file.notes, OWNERS, title, *map(line, remarks), *sections(record.compared)]
             write_text(path, render_page("Synthetic records", "\n\n".join(page)), mode=0o600)
-            pages = [f"A page with all tables, for the owner of the data alone: {path}"]
-            (run.folder / SYNTHETIC_AUDIT).unlink(missing_ok=True)  # of an earlier audit
+            pages = [f"Private page with all tables: {path}"]
+            (run.folder / SYNTHETIC_AUDIT).unlink(missing_ok=True)  # from an earlier audit
             if file.why_private is None:
                 page = [*file.notes, title, *sections(record.released)]
                 path = audit_path(run.folder, SYNTHETIC_AUDIT)
@@ -131,49 +132,49 @@ class SyntheticConfig(Audit):
 
 
 class SyntheticAudit(Versioned):
-    """Usefulness of synthetic records, and what they reveal of single records."""
+    """Usefulness of synthetic records, and how much they reveal about single records."""
 
     audit: Literal["synthetic"] = "synthetic"
-    """The audit."""
+    """Name of the audit."""
     note: str
-    """For whom the result is."""
+    """Statement of who may see the result."""
     private: Literal[True] = True
-    """Always: the result compares with private records."""
+    """Always true, because the result compares with private records."""
     synthetic: str
     """Name of the file of synthetic records."""
     limit: AtLeastOne
-    """Most records of each kind."""
+    """Maximum number of records of each kind."""
     released: tuple[Comparison, ...]
-    """Tables that follow from the synthetic records and published ones."""
+    """Tables that depend only on the synthetic records and on published records."""
     compared: tuple[Comparison, ...]
-    """All tables, also those that compare with private records."""
+    """All tables, including those that compare with private records."""
     remarks: tuple[str, ...]
-    """What is not compared and why, one sentence each."""
+    """Comparisons that were not made and the reasons, one sentence each."""
     epsilon: NotNegative | None = None
-    """Epsilon of the run; absent without privacy."""
+    """Epsilon of the run; absent for a non-private run."""
     delta: NotNegative | None = None
-    """Delta of the run; absent without privacy."""
+    """Delta of the run; absent for a non-private run."""
     not_released: str | None = None
-    """Why nothing may be released; absent if audit/synthetic.html was written."""
+    """Reason why nothing may be released; absent if audit/synthetic.html was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticFile:
-    """Synthetic records, and what is known of them."""
+    """Synthetic records, with information about their origin."""
 
     path: Path
     records: Sequence[Any]
     no_rows: int
-    """Rows that were left out, because their label is not one of ``task.labels``."""
+    """Number of rows that were skipped because their label is not in ``task.labels``."""
     prompted: bool
-    """Whether they contain a user's prompts."""
+    """Whether the records contain prompts of a user."""
     notes: tuple[str, ...]
-    """What their statement says of their cost."""
+    """Notes about the privacy cost of the records, from their privacy statement."""
     why_private: str | None
-    """Why nothing of them may be released; None if it may."""
+    """Reason why nothing about the records may be released; None if it may be released."""
 
     def texts(self, records: Sequence[Any], limit: int) -> list[str]:
-        """Return what the model would write of records, of at most ``limit`` of them."""
+        """Return the texts that the model would generate for at most ``limit`` of the records."""
         chosen = [records[at] for at in spread(len(records), limit)]
         is_whole = not self.prompted
         return [whole_text(e) if e.learns_prompt and is_whole else e.target for e in chosen]
@@ -182,12 +183,12 @@ class SyntheticFile:
 def read_synthetic(
     run: Path, task: TextTask, file: Path, privacy: RunPrivacy | None
 ) -> SyntheticFile:
-    """Return the records of a file; reject those that are known not to be synthetic.
+    """Return the records of a file; reject records that are known not to be synthetic.
 
     Raises:
-        InputError: The file is missing, empty or of another format, contains an invalid row or the
-            run's own records, or is of another run.
-        StateError: The statement beside it is damaged.
+        InputError: The file is missing, is empty, has another format, or contains an invalid row.
+            Also if it contains the run's own records or belongs to another run.
+        StateError: The privacy statement next to the file is damaged.
     """
     if not file.name.endswith(tuple(FORMATS)) or not file.is_file():
         raise InputError(
@@ -230,13 +231,13 @@ def read_synthetic(
     why_private = None
     if statement is None:
         why_private = (
-            f"no {path.name} lies beside the records, so nothing says that a model wrote them under"
-            " a guarantee"
+            f"there is no {path.name} next to the records to show that a model with a guarantee"
+            " generated them"
         )
     elif privacy is None or not is_promised(privacy):
-        why_private = "the run promises no privacy, so its texts may hold training records"
+        why_private = "the run has no guarantee, so its texts may contain training records"
     elif prompted and not file.stat().st_mode & READABLE_BY_ALL:
-        why_private = "the records hold prompts in a file that its owner alone may read"
+        why_private = "the records contain prompts, and only their owner can read the file"
     return SyntheticFile(
         path=file,
         records=records,
@@ -248,7 +249,7 @@ def read_synthetic(
 
 
 def _shapes(sides: Mapping[str, Sequence[str]]) -> Comparison:
-    """Return texts by themselves, side by side, and how often a classifier tells them apart."""
+    """Return statistics of texts side by side, and the accuracy of a separating classifier."""
     from dpft.synthesis.measures import classifier_accuracy
 
     measures = []
@@ -267,12 +268,12 @@ def _shapes(sides: Mapping[str, Sequence[str]]) -> Comparison:
     accuracy = classifier_accuracy(*sides.values()) if len(sides) == 2 else None
     note = None
     if accuracy is not None:
-        note = f"A classifier tells {accuracy:.1%} of both kinds right; a coin tells 50 %."
+        note = f"A classifier recognizes {accuracy:.1%} of both kinds; guessing, 50 %."
     return Comparison(title="The texts", columns=tuple(sides), rows=rows, note=note)
 
 
 def _canaries(run: Path, texts: Sequence[str]) -> Comparison:
-    """Return how many of the run's canaries the texts contain."""
+    """Return the number of the run's canaries that the texts contain."""
     all_texts, path = "\n".join(texts), run / CANARIES
     all_canaries = read_model(path, KeptCanaries).canaries if path.exists() else ()
     rows: dict[str, tuple[float, ...]] = {}

@@ -1,12 +1,15 @@
 """Trade-off and ROC curves: how well an attack can distinguish members from other records.
 
-Dong, Roth and Su 2019 (arXiv 1905.02383): a trade-off curve f(alpha) is the least chance that a
-test misses a member among all tests which call at most a share alpha of non-members one. A
-mechanism's curve bounds every attack on one record; (eps, delta) is one tangent of it. Every curve
-here is symmetric, convex and falling: that of adding a record and that of removing one, whichever
-is lower. An attack's ROC curve is measured: its true positive rate at a low false positive rate
-says what it knows for sure of a few records, which an average over all would hide (Carlini et al.
-2022, arXiv 2112.03570), and one minus the trade-off curve is what it cannot exceed in expectation.
+Definition (Dong, Roth and Su 2019, arXiv 1905.02383): consider all tests that call at most a share
+alpha of non-members members. The trade-off curve f(alpha) is the smallest probability that such a
+test misses a member. The curve of a mechanism bounds every attack on one record; a pair (eps,
+delta) is one tangent of this curve. Every curve here is symmetric, convex and decreasing: the lower
+of the curves for adding a record and for removing a record.
+
+The ROC curve of an attack is measured. Its true positive rate at a low false positive rate shows
+how reliably the attack identifies a few records (Carlini et al. 2022, arXiv 2112.03570). An average
+over all records would hide this. In expectation, the ROC curve cannot exceed one minus the
+trade-off curve.
 
 >>> float(round(GaussianTradeOff(mu=1.0)(0.05), 4))
 0.7405
@@ -29,51 +32,52 @@ from dpft.strict_model import Probability, StrictModel
 
 
 class Share(StrictModel):
-    """A share of records with its interval of Clopper and Pearson."""
+    """A share of records with its Clopper-Pearson interval."""
 
     rate: Probability
-    """Found."""
+    """Measured share."""
     lower: Probability
-    """Lower end."""
+    """Lower end of the interval."""
     upper: Probability
-    """Upper end."""
+    """Upper end of the interval."""
 
 
 class OperatingPoint(StrictModel):
     """An attack at the lowest threshold within a limit."""
 
     limit: float
-    """The largest false positive rate allowed."""
+    """Largest false positive rate allowed."""
     false_positive_rate: Share
-    """Records taken for training records that are none."""
+    """Share of other records that the attack mistakes for training records."""
     true_positive_rate: Share
-    """Training records that were told."""
+    """Share of training records that the attack identifies."""
 
 
 class OperatingPoints(StrictModel):
-    """At each limit of false positives."""
+    """Results of an attack at each limit of the false positive rate."""
 
     one_percent: OperatingPoint = Field(alias="0.01")
-    """One in a hundred."""
+    """At most 1 false positive in 100."""
     one_in_thousand: OperatingPoint = Field(alias="0.001")
-    """One in a thousand."""
+    """At most 1 false positive in 1,000."""
 
 
 Rates = TypeVar("Rates", float, NDArray[np.float64])
-"""A rate in [0, 1], or an array of them."""
+"""A rate in [0, 1], or an array of rates."""
 
 LINES = 2000
-"""How many tangents bound a mechanism's curve; their spacing costs less than the PLD's grid."""
+"""Number of tangents that bound a mechanism's curve. Their spacing costs less accuracy than the
+grid of the PLD."""
 LEAST_DELTA = 1e-9
-"""The steepest tangent is one whose delta is about this."""
+"""Approximate delta of the steepest tangent."""
 LARGEST_EPSILON = 512.0
 
 
 class TradeOff(Protocol):
-    """A lower bound of a symmetric trade-off curve."""
+    """Interface of a lower bound on a symmetric trade-off curve."""
 
     def __call__(self, alpha: Rates, /) -> Rates:
-        """Return the least rate of misses at a rate ``alpha`` of false alarms."""
+        """Return the smallest miss rate at a false alarm rate ``alpha``."""
         ...
 
 
@@ -94,11 +98,11 @@ class GaussianTradeOff:
 
 @dataclass(frozen=True, kw_only=True)
 class PiecewiseTradeOff:
-    """A curve of straight pieces, such as the highest of some tangents.
+    """A piecewise linear curve, such as the maximum of several tangents.
 
     Attributes:
-        alphas: Where the pieces meet, ascending from 0 to 1.
-        betas: The curve there, falling.
+        alphas: The points between the pieces, ascending from 0 to 1.
+        betas: The values of the curve at these points, decreasing.
     """
 
     alphas: tuple[float, ...]
@@ -115,16 +119,17 @@ class PiecewiseTradeOff:
 
 @lru_cache(maxsize=8)
 def mechanism_trade_off(mechanism: Mechanism) -> PiecewiseTradeOff:
-    """Return a lower bound of the curve of sampled Gaussian steps, one after the other.
+    """Return a lower bound on the trade-off curve of a composition of sampled Gaussian steps.
 
-    By duality (Dong et al., Proposition 2.12) the curve is the highest of the tangents
-    ``1 - delta(eps) - e^eps alpha`` and their mirror images, where delta(eps) is the larger of
-    that of adding a record and that of removing one.
+    By duality (Dong et al., Proposition 2.12), the curve is the maximum of the tangents ``1 -
+    delta(eps) - e^eps alpha`` and their mirror images. Here, delta(eps) is the larger of the deltas
+    for adding and for removing a record.
 
     Guarantees:
-        The deltas are PLD's upper bounds, raised by what rounding can take (``pld.deltas``), and
-        between tangents the curve is their envelope. So no test does better against the mechanism
-        than this curve says, and an outcome that contradicts it contradicts the mechanism.
+        The deltas are upper bounds of the PLD accountant, increased by the possible rounding error
+        (``pld.deltas``). Between tangents, the curve is their envelope. No test against the
+        mechanism does better than this curve, so an outcome that contradicts the curve contradicts
+        the mechanism.
     """
     epsilons = np.linspace(0.0, _steepest(mechanism), LINES)
     deltas = np.array(pld.deltas(mechanism, epsilons.tolist()))
@@ -132,14 +137,14 @@ def mechanism_trade_off(mechanism: Mechanism) -> PiecewiseTradeOff:
 
 
 def envelope(epsilons: NDArray[np.float64], deltas: NDArray[np.float64]) -> PiecewiseTradeOff:
-    """Return the highest of the tangents of some pairs of epsilon and delta, made symmetric.
+    """Return the maximum of the tangents of several pairs of epsilon and delta, made symmetric.
 
     Args:
         epsilons: Ascending from 0, shape (k,).
-        deltas: An upper bound of delta at each, shape (k,).
+        deltas: An upper bound of delta at each epsilon, shape (k,).
     """
     slopes, heights = _hull(np.exp(epsilons), 1 - deltas)
-    # where each line meets the next steeper one, from the left: the curve's corners
+    # The corners of the curve: intersections of each line with the next steeper line.
     meet = np.diff(heights) / np.diff(slopes)
     alphas = np.concatenate([[0.0], meet[::-1]])
     betas = heights[::-1] - slopes[::-1] * alphas
@@ -154,17 +159,17 @@ def envelope(epsilons: NDArray[np.float64], deltas: NDArray[np.float64]) -> Piec
 def _hull(
     slopes: NDArray[np.float64], heights: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the lines ``heights - slopes * alpha`` that are the highest somewhere.
+    """Return the lines ``heights - slopes * alpha`` that are the highest at some alpha.
 
-    They are the corners of the concave hull of heights over slopes: of three lines the middle one
-    is nowhere the highest where it lies below the straight line between the other two.
+    These lines are the corners of the concave hull of heights over slopes. The middle of three
+    lines is nowhere the highest if it is below the straight line between the other two.
     """
     kept: list[int] = []
     for line in range(len(slopes)):
         while len(kept) > 1 and _below(slopes, heights, kept[-2], kept[-1], line):
             kept.pop()
         kept.append(line)
-    # beyond the highest at 0, a steeper line is nowhere above
+    # A line that is steeper than the highest line at 0 is nowhere the highest.
     kept = kept[: int(np.argmax(heights[kept])) + 1]
     return slopes[kept], heights[kept]
 
@@ -177,7 +182,7 @@ def _below(
 
 
 def _steepest(mechanism: Mechanism) -> float:
-    """Return an epsilon whose delta is ``LEAST_DELTA``, or as little as rounding lets be known."""
+    """Return an epsilon with delta ``LEAST_DELTA``, or the smallest delta that rounding allows."""
     least = max(LEAST_DELTA, 2 * pld.deltas(mechanism, [LARGEST_EPSILON])[0])
     epsilon = 0.5
     while epsilon < LARGEST_EPSILON and pld.deltas(mechanism, [epsilon])[0] > least:
@@ -186,16 +191,16 @@ def _steepest(mechanism: Mechanism) -> float:
 
 
 GRID = 100_001
-"""In how many points a curve is integrated."""
+"""Number of points for integrating a curve."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RocCurve:
-    """An attack's rates at each of its thresholds, from calling none a member to calling all.
+    """The rates of an attack at each threshold, from no record called a member to all records.
 
     Attributes:
         false_positives: Number of non-members called members, ascending from 0.
-        true_positives: Number of members called so, ascending from 0.
+        true_positives: Number of members called members, ascending from 0.
     """
 
     false_positives: tuple[int, ...]
@@ -203,39 +208,39 @@ class RocCurve:
 
     @property
     def non_members(self) -> int:
-        """How many records were not trained on."""
+        """Number of records that were not trained on."""
         return self.false_positives[-1]
 
     @property
     def members(self) -> int:
-        """How many records were trained on."""
+        """Number of records that were trained on."""
         return self.true_positives[-1]
 
     @property
     def false_positive_rates(self) -> NDArray[np.float64]:
-        """Ascending from 0 to 1."""
+        """False positive rates, ascending from 0 to 1."""
         return np.array(self.false_positives) / self.non_members
 
     @property
     def true_positive_rates(self) -> NDArray[np.float64]:
-        """Ascending from 0 to 1."""
+        """True positive rates, ascending from 0 to 1."""
         return np.array(self.true_positives) / self.members
 
     @property
     def auc(self) -> float:
-        """The chance that a member scores above a non-member, a tie counting half."""
+        """The probability that a member scores higher than a non-member; a tie counts as half."""
         return float(trapezoid(self.true_positive_rates, self.false_positive_rates))
 
 
 def roc_curve(scores: ArrayLike, members: ArrayLike) -> RocCurve:
-    """Return the curve of scores, equal scores always called alike.
+    """Return the ROC curve of scores; records with equal scores are always called alike.
 
     Args:
-        scores: One for each record, shape (n,), higher where it is more likely a member.
-        members: Whether it is one, shape (n,), of booleans.
+        scores: Score of each record, shape (n,); a higher score means more likely a member.
+        members: Whether each record is a member, shape (n,), booleans.
 
     Raises:
-        InputError: A score is missing or not finite, or there are no members or no others.
+        InputError: A score is missing or not finite, or there are no members or no non-members.
     """
     numbers, inside = np.asarray(scores, dtype=np.float64), np.asarray(members, dtype=np.bool_)
     if numbers.ndim != 1 or numbers.shape != inside.shape:
@@ -273,10 +278,10 @@ def operating_point(curve: RocCurve, limit: float, confidence: float = 0.95) -> 
     """Return the true positive rate of a curve at a false positive rate of at most ``limit``.
 
     Args:
-        curve: Of an attack.
-        limit: In [0, 1]; 0.01 and 0.001 are usual. Below one in ``curve.non_members`` it allows
-            no false alarm at all.
-        confidence: Of each interval.
+        curve: ROC curve of an attack.
+        limit: Limit in [0, 1], usually 0.01 or 0.001. A limit below 1 / ``curve.non_members``
+            allows no false positives.
+        confidence: Confidence of each interval.
     """
     check_confidence(confidence)
     if not 0 <= limit <= 1:
@@ -297,9 +302,9 @@ def clopper_pearson(count: int, total: int, confidence: float = 0.95) -> Share:
     """Return a share and its exact two-sided interval (Clopper and Pearson 1934).
 
     Args:
-        count: How many of them, at most ``total``.
-        total: At least 1.
-        confidence: How surely the interval holds the true share, at least.
+        count: Number of counted items, at most ``total``.
+        total: Number of all items, at least 1.
+        confidence: Minimum probability that the interval contains the true share.
     """
     doubt = (1 - confidence) / 2
     lower = float(betaincinv(count, total - count + 1, doubt)) if count else 0.0
@@ -308,7 +313,7 @@ def clopper_pearson(count: int, total: int, confidence: float = 0.95) -> Share:
 
 
 def largest_true_positive_rate(trade_off: TradeOff, limit: float) -> float:
-    """Return the largest true positive rate that a trade-off curve allows at a rate of alarms."""
+    """Return the largest true positive rate that a curve allows at a false positive rate."""
     return 1 - float(trade_off(limit))
 
 

@@ -1,4 +1,4 @@
 """The command line: the subcommands and their connection to Hydra."""
 
 SHELL_COMPLETION = ("--shell-completion", "-sc")
-"""Hydra's flags by which a shell asks for completions; they may stand where a subcommand would."""
+"""Hydra's flags with which a shell requests completions. They may replace the subcommand."""

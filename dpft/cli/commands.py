@@ -1,11 +1,11 @@
-"""Define each subcommand: its configuration class and the function that does its work.
+"""Subcommands: the configuration class of each, and the function that does its work.
 
-A subcommand is a function of its name that returns a ``Subcommand``. It imports what it needs when
-it is called, so that no subcommand waits for another's libraries, and its ``run`` imports torch,
-where it needs it, only after the configuration was checked. ``report`` has a module of its own.
+Each subcommand has a function that returns a ``Subcommand``. The function imports its dependencies
+when it is called, so that no subcommand waits for the libraries of another. Its ``run`` imports
+torch, if necessary, only after the configuration was checked. ``report`` has its own module.
 
-A job is started with words, and has a folder and Hydra's record of it; Hydra itself would write the
-record before the run has checked its configuration.
+The overrides of a job, its folder and Hydra's record of it are kept here. Hydra itself would write
+the record before the run has checked its configuration.
 
 >>> subcommand("list").expand(["tasks"])
 ['what=tasks']
@@ -40,12 +40,12 @@ _job: ContextVar[Composed | None] = ContextVar("job", default=None)
 
 @contextmanager
 def recorded_job(config: DictConfig, words: Sequence[str] = ()) -> Iterator[None]:
-    """Keep what a job was started with at hand inside the block.
+    """Make the configuration and the overrides of a job available inside the block.
 
     Args:
-        config: The job's configuration.
-        words: The words of the command line itself; Hydra counts a sweep's parameters in a YAML
-            file among the job's overrides.
+        config: The configuration of the job.
+        words: The arguments of the command line itself. In a sweep, Hydra adds parameters from a
+            YAML file to the overrides of the job.
     """
     node = cast(DictConfig, HydraConfig.get())
     overrides = Words(job=tuple(node.overrides.task), typed=tuple(words))
@@ -57,64 +57,65 @@ def recorded_job(config: DictConfig, words: Sequence[str] = ()) -> Iterator[None
 
 
 def composed_job() -> Composed:
-    """Return what the running job was started with."""
+    """Return the composed configuration and the overrides of the running job."""
     job = _job.get()
     assert job is not None, "only a job of recorded_job has been started with anything"
     return job
 
 
 def run_folder() -> Path:
-    """Return the folder Hydra gave the running job, absolute."""
+    """Return the absolute path of the folder that Hydra gave the running job."""
     return Path(HydraConfig.get().runtime.output_dir)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subcommand:
-    """A subcommand, whose YAML is ``conf/<name>.yaml``."""
+    """Subcommand, whose YAML is ``conf/<name>.yaml``."""
 
     config: type
-    """The root class."""
+    """Root class of the configuration."""
     run: Callable[[Any], None]
-    """The work, given an instance of the root class."""
+    """Function that does the work, given an instance of the root class."""
     expand: Callable[[list[str]], list[str]] = list
-    """Applied to the override arguments before Hydra."""
+    """Function that is applied to the overrides before Hydra."""
     reads_records: bool = True
-    """Whether an error that nobody foresaw may quote a record."""
+    """Whether the message of an unexpected error may quote a record."""
     reads_rows_alone: bool = False
-    """Whether it reads nothing of records but rows, by
-    ``dpft.data``, which notes that; any other command counts as reading them when it begins."""
+    """Whether the command reads records only as rows through ``dpft.data``, which notes the
+    reading. Any other command that reads records counts as reading them from its start."""
     takes_bare_words: bool = False
-    """Whether ``expand`` makes overrides of words without a key."""
+    """Whether ``expand`` turns arguments without a key into overrides."""
     configuration: Callable[[DictConfig, Words], Any] | None = None
-    """Makes of what was composed, and of the words, what is run; None: the composed values are."""
+    """Function that makes the argument of ``run`` from the composed values and the overrides; None:
+    the validated values themselves."""
 
     def load(self, config: DictConfig, words: Words) -> Any:
-        """Return what ``run`` is given."""
+        """Return the argument of ``run``."""
         if self.configuration is not None:
             return self.configuration(config, words)
         return load(config, self.config)
 
     def keys(self, name: str) -> set[str]:
-        """Return the keys that its configuration takes by default, and its groups."""
+        """Return the keys of the default composition of the configuration, and its groups."""
         folders = [config_directory()]
         command = composed_command(name, [], self.config, folders=folders)
         composed = command.keys()
         return {*known_keys(self.config), *command.choices, *(key.name for key in composed)}
 
     def help(self, name: str, words: Sequence[str], flags: Sequence[str]) -> str:
-        """Return the text of ``--help``, of all or of the groups and keys that words name."""
+        """Return the text of ``--help``, for the whole command or for the named groups and keys."""
         own = get_args_parser().parse_args(flags).config_dir
         folders = [config_directory(), *([] if own is None else [Path(own).absolute()])]
         return command_help(name, words, self.config, folders=folders)
 
 
 def subcommand(name: str) -> Subcommand:
-    """Return the subcommand of a name, what it needs imported now."""
+    """Return the subcommand with a name, and import its dependencies."""
     return _SUBCOMMANDS[name]()
 
 
 def _train() -> Subcommand:
-    """Return ``dpft train``, which starts its own processes where ``launch`` says so."""
+    """Return ``dpft train``, which starts its own processes if ``launch`` is set."""
     from dpft.commands.overrides import checked_overrides, train_configuration
     from dpft.config.schema import TrainCommand
     from dpft.parallel.parallel_config import check_start
@@ -217,7 +218,7 @@ def _tokenizer() -> Subcommand:
     from dpft.config.schema import TokenizerCommand
 
     def expand(overrides: list[str]) -> list[str]:
-        """Return ``privacy=none``, as other commands have it, as a key of this one."""
+        """Return the overrides with ``privacy=none`` replaced by the key of this command."""
         return ["privacy.name=none" if word == "privacy=none" else word for word in overrides]
 
     def run(command: TokenizerCommand) -> None:
@@ -354,14 +355,14 @@ def check_restarted(resume: str | None, *, takes_auto: bool = False) -> None:
     """Reject a command that torchrun or Slurm restarts, unless each start resumes the same run.
 
     Args:
-        resume: As it was given.
+        resume: The value of ``resume``, as given.
         takes_auto: Whether the command supports ``resume=auto``.
 
     Raises:
         InputError: A restart would begin a second run, or ``resume=auto`` has no fixed folder.
     """
     if is_other_rank():
-        return  # the first process has the folder
+        return  # rank 0 has the folder
     fixed = "give a fixed folder, such as hydra.run.dir=outputs/mine"
     if takes_auto and resume == AUTO and not _folder_is_fixed():
         raise InputError(
@@ -386,15 +387,15 @@ def _folder_is_fixed() -> bool:
 
 
 OF_THE_COMMAND = ("launch", "hydra.run", "hydra.mode", "hydra.sweep", "hydra.job.name")
-"""How the keys begin that are for the command that starts the processes, not for them."""
+"""Prefixes of keys for the command that starts the processes, which the processes do not get."""
 OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper")
 
 
 def words_of_processes(command: "TrainCommand") -> list[str]:
-    """Return the words of ``dpft`` for each process of the running job, in the job's folder.
+    """Return the arguments of ``dpft`` for each process of the running job, in the job's folder.
 
     Args:
-        command: What the job's own words were made into.
+        command: The configuration of the job.
     """
     job = composed_job().words
     node = HydraConfig.get()
@@ -403,14 +404,14 @@ def words_of_processes(command: "TrainCommand") -> list[str]:
         kept = [word for word in kept if key_of(word) != "parallel"] + ["parallel=ddp"]
     folder = f"hydra.run.dir={quoted(str(run_folder()))}"
     own = get_args_parser().parse_intermixed_args(list(job.typed)).config_dir
-    elsewhere = [] if own is None else ["--config-dir", own]  # where configurations are, too
+    elsewhere = [] if own is None else ["--config-dir", own]  # further configurations
     if command.launch.max_restarts and command.resume is None:
         kept.append(f"resume={AUTO}")
     return ["train", *kept, "launch=none", folder, *elsewhere]
 
 
 def passed_on(words: Sequence[str]) -> list[str]:
-    """Return the words that are for the processes, too.
+    """Return the overrides that the processes get as well.
 
     >>> passed_on(["task=e2e", "launch=local", "launch.processes=2", "hydra.run.dir=a"])
     ['task=e2e']
@@ -420,7 +421,7 @@ def passed_on(words: Sequence[str]) -> list[str]:
 
 
 def _folder(resume: str | None) -> Path:
-    """Return the folder that Hydra made, or the one that ``resume`` names."""
+    """Return the folder that Hydra made, or the folder that ``resume`` names."""
     return run_folder() if resume in (None, AUTO) else Path(resume)
 
 
@@ -439,4 +440,4 @@ _SUBCOMMANDS: dict[str, Callable[[], Subcommand]] = {
     "list": _list,
     "doctor": _doctor,
 }
-"""Each command of ``main.SUBCOMMANDS``."""
+"""The functions for the commands in ``main.SUBCOMMANDS``."""

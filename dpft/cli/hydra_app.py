@@ -1,7 +1,7 @@
-"""Run a subcommand under Hydra: overrides in, a validated configuration passed on, exit code out.
+"""Execution of a subcommand under Hydra: from overrides to a validated configuration and exit code.
 
-Everything Hydra offers works as its documentation says (overrides, ``--multirun``, ``--cfg job``,
-``--help``, ``--config-dir``, ``hydra.run.dir``); only the errors are dpft's.
+All features of Hydra work as in its documentation (overrides, ``--multirun``, ``--cfg job``,
+``--help``, ``--config-dir``, ``hydra.run.dir``). Only the error messages come from dpft.
 """
 
 import errno
@@ -52,15 +52,15 @@ from dpft.parallel.rank_environment import is_other_rank
 from dpft.run_folder import LEDGER, TUNING
 
 NO_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ENAMETOOLONG)
-"""What Hydra meets where the folder of a run cannot be made at its path."""
+"""Error numbers that Hydra gets if the folder of a run cannot be created at its path."""
 Keys = Callable[[], Collection[str]]
-"""Returns the keys and groups that a subcommand takes, which takes a composition to know."""
+"""Function that returns the keys and groups of a subcommand; each call composes a configuration."""
 
 
 def run_hydra(name: str, arguments: Sequence[str]) -> int:
     """Compose the configuration, run the job or the jobs of a sweep, and return the exit code.
 
-    A failing job does not stop the others of its sweep; the worst exit code is returned.
+    A failing job does not stop the other jobs of its sweep. The highest exit code is returned.
     """
     subcommand = subcommand_of(name)
     keys = partial(subcommand.keys, name)
@@ -74,13 +74,13 @@ def run_hydra(name: str, arguments: Sequence[str]) -> int:
     refuse_shared_sweep(name, overrides, flags)
     words = subcommand.expand(overrides)
     if is_other_rank():
-        words = [*words, "hydra.run.dir=."]  # the folder is the first process's
+        words = [*words, "hydra.run.dir=."]  # only rank 0 uses the run's folder
     known = known_keys(subcommand.config)
     return start_hydra(name, [*words, *flags], subcommand, known=known)
 
 
 def refuse_bare_words(name: str, overrides: Sequence[str], keys: Keys) -> None:
-    """Reject words without a key, or with blanks around the equals sign."""
+    """Reject arguments without a key, or with blanks around the equals sign."""
     for place, word in enumerate(overrides):
         cut = _cut_word(overrides[place : place + 3])
         if cut is not None:
@@ -109,12 +109,12 @@ def refuse_bare_words(name: str, overrides: Sequence[str], keys: Keys) -> None:
 
 
 def _cut_word(words: Sequence[str]) -> tuple[str, str] | None:
-    """Return what a shell has cut at blanks around the equals sign, as written and as meant."""
+    """Return an override that a shell split at blanks around ``=``, as written and as intended."""
     first, second, third = [*words, "", ""][:3]
     key = first.removesuffix("=")
     if not key or "=" in key:
         return None
-    if first != key:  # KEY= VALUE; but KEY= alone is an empty text.
+    if first != key:  # KEY= VALUE; a single KEY= sets an empty text.
         return (f"{first} {second}", f"{key}={second}") if second and "=" not in second else None
     if second == "=":
         return f"{first} = {third}".rstrip(), f"{key}={third or 'VALUE'}"
@@ -122,7 +122,7 @@ def _cut_word(words: Sequence[str]) -> tuple[str, str] | None:
 
 
 def refuse_shared_sweep(name: str, overrides: Sequence[str], flags: Sequence[str]) -> None:
-    """Reject several runs in processes that share one."""
+    """Reject a sweep in a process that belongs to a run of several processes."""
     there = world()
     if there is None or there.size == 1:
         return
@@ -140,7 +140,7 @@ def refuse_shared_sweep(name: str, overrides: Sequence[str], flags: Sequence[str
 def start_hydra(
     name: str, arguments: list[str], subcommand: Subcommand, *, known: list[str]
 ) -> int:
-    """Hand over to ``hydra.main`` and return the worst exit code of its jobs."""
+    """Call ``hydra.main`` and return the highest exit code of its jobs."""
     codes: list[int] = []
     command = uuid4().hex
     conf = str(config_directory())
@@ -155,7 +155,7 @@ def start_hydra(
             requeued_if_preempted(outcome, task),
             errors_reported(outcome, withhold=subcommand.reads_records),
         ):
-            refuse_several(name)  # A task of submitit joins the others of its job only now.
+            refuse_several(name)  # A submitit task joins the other tasks of its job only now.
             configuration = subcommand.load(config, composed_job().words)
             if subcommand.reads_records and not subcommand.reads_rows_alone:
                 note_records_read()
@@ -199,7 +199,7 @@ def start_hydra(
 
 
 def name_the_cost(sweep: Path, job_folders: Sequence[Path]) -> None:
-    """Print how to find out what the runs of a sweep cost together, if they have spent anything."""
+    """Print how to compute the total privacy cost of a sweep if its runs have spent anything."""
     if any((folder / TUNING).exists() for folder in job_folders):
         print("privacy: all searches of this sweep cost the sum of their epsilons and deltas.")
     elif any((folder / LEDGER).exists() for folder in job_folders):
@@ -211,7 +211,7 @@ def split_arguments(name: str, arguments: Sequence[str], keys: Keys) -> tuple[li
     """Return Hydra's flags (with their values) and the overrides, each in order.
 
     Raises:
-        InputError: A flag is none of Hydra's, or asks for a configuration to be unpickled from
+        InputError: A flag is not one of Hydra's, or requests a configuration that is unpickled from
             disk.
     """
     parser = get_args_parser()
@@ -238,7 +238,7 @@ def split_arguments(name: str, arguments: Sequence[str], keys: Keys) -> tuple[li
 
 
 def _unknown_flag(name: str, flag: str, arguments: Sequence[str], keys: Keys) -> Fault:
-    """Return the fault of a flag, with the key that was probably meant as its hint."""
+    """Return the fault of an unknown flag, with the key that was probably meant as its hint."""
     option, equals, value = flag.partition("=")
     key = option.lstrip("-").replace("-", "_")
     after = list(arguments)[list(arguments).index(flag) + 1 :][:1]
@@ -251,7 +251,7 @@ def _unknown_flag(name: str, flag: str, arguments: Sequence[str], keys: Keys) ->
 
 @contextmanager
 def command_line(arguments: list[str]) -> Iterator[None]:
-    """Put arguments where ``hydra.main`` reads them, inside the block."""
+    """Replace ``sys.argv``, which ``hydra.main`` reads, inside the block."""
     before = sys.argv
     sys.argv = arguments
     try:

@@ -1,14 +1,15 @@
 """Jobs of a Hydra sweep: their folders and exit codes, and jobs on Slurm through submitit.
 
-Hydra makes a run's folder before the run can check its configuration, so a refused run would leave
-an empty folder behind: it is removed, and what stood before the command never is. No two runs share
-a folder. A launcher may run jobs in other processes, so each writes its exit code into
-``private/exit_codes`` of the sweep's folder, where the command that started the sweep reads them.
+Hydra creates the folder of a run before the run can check its configuration. A rejected run would
+leave an empty folder, so this module deletes that folder. It never deletes anything that existed
+before the command. No two runs share a folder. A launcher may run jobs in other processes, so each
+job writes its exit code into ``private/exit_codes`` of the sweep's folder. The command that started
+the sweep reads the codes there.
 
-A task of submitit does not come through ``dpft``'s ``main``: submitit unpickles the job and calls
-it. So what ``main`` sets up is set up here. submitit's own handler of its signal (SIGUSR2, before
-Slurm's time is up or a job is preempted) requeues the job and leaves at once; here it waits until
-the step is finished and saved.
+submitit unpickles a job and calls it, so its tasks do not pass through ``main`` of ``dpft``. This
+module therefore repeats the setup of ``main``. Before the time limit of Slurm or a preemption,
+submitit gets a signal (SIGUSR2). Its own handler requeues the job and exits at once. Here the
+handler waits until the step is finished and saved.
 """
 
 import os
@@ -44,37 +45,39 @@ from dpft.strict_model import Versioned, read_model, write_model
 
 
 class EndedJob(Versioned):
-    """private/exit_codes/NUMBER.json of a sweep: how a job of it ended."""
+    """Contents of private/exit_codes/NUMBER.json in a sweep's folder: the result of a job."""
 
     command: str
-    """Tells the jobs of one command from those of an earlier one in the same folder."""
+    """Identifier that separates the jobs of a command from older ones in the same folder."""
     exit_code: int
-    """As a process has it."""
+    """Exit code as for a process."""
     folder: str
-    """The run's, seen from the sweep's."""
+    """Folder of the run, relative to the folder of the sweep."""
     log: str | None = None
-    """Where a submitted job says what it says."""
+    """File with the output of a submitted job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweptJob:
-    """One job of a sweep that has ended."""
+    """Job of a sweep that has ended."""
 
     folder: Path
     exit_code: int
     log: str | None = None
-    """File with what it says, where it does not speak here."""
+    """File with the output of the job, if the output is not shown here."""
 
 
 @contextmanager
 def exit_code_noted(outcome: ExitStatus, command: str) -> Iterator[None]:
-    """Note the exit code of the job in the block on disk, if the job is one of a sweep.
+    """Write the exit code of the job in the block to disk, if the job belongs to a sweep.
 
-    Until the job ends, the code of an interrupted one is noted.
+    Until the job ends, the file contains the code of a failed job, so a killed job counts as
+    failed.
 
     Args:
-        outcome: Of the job.
-        command: Tells this command's jobs from those of an earlier one in the same folder.
+        outcome: The result of the job.
+        command: Identifier that separates the jobs of this command from older ones in the same
+            folder.
 
     Raises:
         InputError: The sweep's private folder is a symbolic link.
@@ -89,7 +92,7 @@ def exit_code_noted(outcome: ExitStatus, command: str) -> Iterator[None]:
 
 
 def swept_jobs(sweep: Path, command: str) -> list[SweptJob]:
-    """Return the jobs of a sweep that one command started, by number."""
+    """Return the jobs of a sweep that the given command started, sorted by number."""
     paths = [path for path in (sweep / EXIT_CODES).glob("*.json") if path.stem.isdecimal()]
     ended = sorted(paths, key=lambda path: int(path.stem))
     return [
@@ -102,14 +105,14 @@ def swept_jobs(sweep: Path, command: str) -> list[SweptJob]:
 
 
 def say_where_jobs_speak(jobs: Sequence[SweptJob]) -> None:
-    """Say of jobs that failed, and did not speak here, where they say why."""
+    """Print where to find the error messages of failed jobs whose output is not shown here."""
     for job in jobs:
         if job.exit_code and job.log is not None:
             say(f"the job of {job.folder} ended with {job.exit_code} and says why in {job.log}")
 
 
 def lost_process(error: BrokenExecutor) -> RunError:
-    """Return what to say where a launcher's process was killed, and others perhaps with it."""
+    """Return the error for a killed process of the launcher; other processes may be killed too."""
     return RunError(
         f"The launcher of this sweep lost a process ({' '.join(str(error).split()) or 'killed'})."
         " Resume interrupted runs with dpft train resume=RUN, and if memory was short, run fewer at"
@@ -140,16 +143,16 @@ def _note(code: int, command: str) -> None:
 
 
 PREEMPT_SIGNAL = "SUBMITIT_PREEMPT_SIGNAL"
-"""Variable with which submitit is told of another signal than USR2."""
+"""Environment variable that sets another signal than USR2 for submitit."""
 GRACE = 60.0
 """Seconds after SIGTERM within which Slurm sends the other signal of a preemption, or kills."""
 
 
 @contextmanager
 def in_task() -> Iterator[SubmittedTask | None]:
-    """Yield this process's place in a job of submitit, set up as one process of the run.
+    """Set this process up as one process of a submitit job, and yield its place in the job.
 
-    None where submitit did not start this process; nothing is set up then.
+    If submitit did not start this process, nothing is set up and None is yielded.
     """
     task = submitted_task()
     if task is None:
@@ -161,17 +164,18 @@ def in_task() -> Iterator[SubmittedTask | None]:
 
 @contextmanager
 def requeued_if_preempted(outcome: ExitStatus, task: SubmittedTask | None) -> Iterator[None]:
-    """Have submitit requeue the job in the block if submitit's signal ends it.
+    """Have submitit requeue the job in the block if submitit's signal ends the job.
 
-    submitit's handler requeues the job and leaves at once. Here its signal ends the job as SIGTERM
-    does, after the step with ``SystemExit``, and the handler is called then.
+    submitit's handler requeues the job and exits at once. Here its signal has the effect of
+    SIGTERM: the job ends with ``SystemExit`` after the step. The handler is called afterwards.
 
     Args:
-        outcome: Of the job.
-        task: This process's place; None: the job is run as it is.
+        outcome: The result of the job.
+        task: The place of this process in the submitit job; None: the job runs without this
+            handling.
 
     Raises:
-        SystemExit: The job is requeued, so this process ends; or it ended with another code.
+        SystemExit: The job was requeued, so this process ends, or the job ended with another code.
     """
     if task is None:
         yield
@@ -202,7 +206,7 @@ def requeued_if_preempted(outcome: ExitStatus, task: SubmittedTask | None) -> It
 
 
 def launch_error(error: RuntimeError | ValueError) -> DpftError | None:
-    """Return what to say of an error of submitit's launcher; None of any other error."""
+    """Return a user-facing error for an error of submitit's launcher, or None for other errors."""
     text = " ".join(str(error).split())
     if isinstance(error.__cause__, CalledProcessError) and _is_submitits(error):
         return InputError(
@@ -237,26 +241,26 @@ def _is_submitits(error: Exception) -> bool:
     return type(error).__module__.split(".")[0] == "submitit"
 
 
-# Hydra builds its callbacks from the configuration, so they can hand over only through the module.
+# Hydra creates its callbacks from the configuration, so they can pass values only by the module.
 _new_roots: list[tuple[Path, Path]] = []
 _sweeps: list[Path] = []
 
 
 class RunFolders(Callback):
-    """Hydra's callback that notes which folders a command is about to make."""
+    """Hydra callback that records the folders that a command is about to create."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        """Note the folder of a single run."""
+        """Record the folder of a single run."""
         note_root(config.hydra.run.dir)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Note the folder of a sweep."""
+        """Record the folder of a sweep."""
         note_root(config.hydra.sweep.dir)
         _sweeps.append(Path(config.hydra.sweep.dir).absolute())
 
 
 def note_root(folder: str) -> None:
-    """Note a folder that does not exist yet and the uppermost of its parents that does not."""
+    """Record a folder that does not exist yet, and its uppermost parent that does not exist."""
     path = Path(folder).absolute()
     missing = [parent for parent in (path, *path.parents) if not parent.exists()]
     if missing:
@@ -264,19 +268,19 @@ def note_root(folder: str) -> None:
 
 
 def sweep_folder() -> Path | None:
-    """Return the folder of this command's sweep; None without a sweep."""
+    """Return the folder of this command's sweep, or None without a sweep."""
     return _sweeps[-1] if _sweeps else None
 
 
 def remove_empty_folders(job_folders: Iterable[Path] = ()) -> None:
-    """Remove the folders this command made and nothing was written into."""
+    """Delete the folders that this command created and that nothing was written to."""
     folders_of_jobs = list(job_folders)
     for root, uppermost in _new_roots:
         for job_folder in folders_of_jobs:
             if job_folder.is_relative_to(root):
                 _remove_if_empty(job_folder)
         if root.is_dir() and {entry.name for entry in root.iterdir()} <= {SWEEP_RECORD, PRIVATE}:
-            for path in (root / EXIT_CODES).glob("*.json"):  # what the jobs of a sweep noted
+            for path in (root / EXIT_CODES).glob("*.json"):  # written by the jobs of a sweep
                 path.unlink()
             for folder in (root / EXIT_CODES, root / PRIVATE):
                 if folder.is_dir() and not any(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""The entry point ``dpft SUBCOMMAND …``: it imports nothing heavy."""
+"""Entry point ``dpft SUBCOMMAND …``, which imports nothing slow."""
 
 import difflib
 import os
@@ -13,27 +13,27 @@ from dpft.parallel.rank_environment import silent_except_rank_0
 
 SUBCOMMANDS = {
     "train": "fine-tune a model under differential privacy, then evaluate and report",
-    "tokenizer": "make a private vocabulary of words, with an epsilon that composes with training",
-    "tune": "search for the best settings within one epsilon",
-    "eval": "generate from a trained model and score it, or score a file of outputs",
-    "generate": "write synthetic records with a trained model, at no further epsilon",
-    "synthesize": "make a synthetic table of a private one, and say what it is worth",
+    "tokenizer": "learn a vocabulary privately, with an epsilon that composes with training",
+    "tune": "search for the best hyperparameters within one epsilon",
+    "eval": "score a trained model, or a file of outputs",
+    "generate": "write synthetic records with a trained model, at no additional privacy cost",
+    "synthesize": "make a synthetic copy of a private table, and measure its quality",
     "account": "compute epsilon from noise, noise from epsilon, or what runs have spent",
-    "export": "write a run's model to a folder or upload it to the Hugging Face Hub",
-    "plan": "say what a training run would cost, without training",
-    "audit": "attack a run's model, and set what was found beside what its report promises",
-    "report": "make tables and plots of many runs",
-    "list": "list tasks, models, methods, recipes or metrics, a line each",
+    "export": "write a run's model to a folder, or upload it to the Hugging Face Hub",
+    "plan": "estimate noise, time and memory of a training run, without training",
+    "audit": "attack a trained model, and compare the result with the reported epsilon",
+    "report": "compare runs in tables and plots",
+    "list": "list tasks, models, methods, recipes or metrics",
     "doctor": "check whether dpft can train on this machine",
 }
-"""Name to purpose; ``dpft.cli.commands`` has what each does."""
+"""Name and purpose of each subcommand; ``dpft.cli.commands`` defines what each one does."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     Args:
-        argv: Arguments after the program's name; None means the process's own.
+        argv: The arguments after the name of the program; None: those of the process.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     outcome = ExitStatus()
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Do what one or more words ask for, and return the exit code."""
+    """Run the subcommand or the flag in the first argument, and return the exit code."""
     if arguments[0] in ("--help", "-h", "help"):
         print(usage())
         return 0
@@ -60,12 +60,12 @@ def dispatch(arguments: list[str]) -> int:
 
 
 def complete(arguments: Sequence[str]) -> int:
-    """Answer a shell that completes a command line, or print what makes it ask.
+    """Print completions for a command line, or the script that enables them in a shell.
 
-    Hydra's script asks the program itself, ``dpft``; the subcommand is then a word of the line.
+    Hydra's script calls ``dpft`` itself, so the subcommand is an argument in the line to complete.
 
     Args:
-        arguments: ``--shell-completion`` and what Hydra knows there, such as ``install=bash``.
+        arguments: ``--shell-completion`` and a Hydra command for it, such as ``install=bash``.
     """
     line = os.environ.get("COMP_LINE", "")
     program, *words = line.split(" ")
@@ -104,7 +104,8 @@ def run_subcommand(name: str, arguments: Sequence[str]) -> int:
     """Run a subcommand under Hydra and return its exit code.
 
     Raises:
-        InputError: There is no such subcommand, or it is for one process and there are several.
+        InputError: The subcommand does not exist, or was started in several processes but supports
+            only one.
     """
     if name not in SUBCOMMANDS:
         near = difflib.get_close_matches(name, SUBCOMMANDS, n=1)

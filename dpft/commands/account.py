@@ -1,8 +1,8 @@
-"""``dpft account``, from top to bottom: compute epsilon from noise, or noise from epsilon.
+"""``dpft account``: compute epsilon from noise, or noise from epsilon.
 
-Without ``run=`` or ``runs=`` no run is needed: the numbers come from the command line. With them
-epsilon is rebuilt from the runs' ledgers (``account_runs``). Each answer is a table for people and
-a record for programs.
+Without ``run=`` or ``runs=``, the command needs no run and takes its numbers from the command line.
+With either of them, ``account_runs`` recomputes epsilon from the ledgers of the runs. Each answer
+consists of a table to print and a record for programs.
 """
 
 import logging
@@ -49,44 +49,45 @@ logger = logging.getLogger(__name__)
 
 
 class CostOfNumbers(AccountingReport, Versioned):
-    """The cost of numbers that were given."""
+    """Privacy cost of numbers that the user gave."""
 
     private: Literal[True] = True
-    """Noise is added."""
+    """Always true, because noise is added."""
     delta_source: DeltaSource
-    """given, or published: the papers' 1/(2n)."""
+    """Origin of delta: given, or published for 1/(2n) as in the papers."""
     steps: AtLeastOne
-    """Planned noisy steps. Of banded noise, fewer of them cost: those of mechanism."""
+    """Number of planned noisy steps. With banded noise, epsilon is computed for the smaller number
+    of steps in ``mechanism``."""
     num_examples: AtLeastOne | None = None
-    """Number of examples, or of units, taken as public."""
+    """Number of examples or privacy units, treated as public."""
     expected_batch_size: Positive | None = None
-    """Units of a step in expectation."""
+    """Expected number of units per step."""
     unit: str = EXAMPLE
-    """Whose contribution is hidden."""
+    """Privacy unit, whose contribution is hidden."""
     neighboring_relation: Relation = NEIGHBORING_RELATION
-    """How neighboring data sets differ."""
+    """How neighboring datasets differ."""
     sampler: Sampler
-    """How units are drawn."""
+    """How units are sampled."""
     calibration: Calibration | None = None
-    """What chose the noise multiplier. Absent if it was given."""
+    """How the noise multiplier was chosen; absent if it was given."""
     curve: tuple[AccountingReport, ...] | None = None
-    """The same over growing numbers of steps; with curve=true."""
+    """Privacy cost for increasing numbers of steps, with ``curve=true``."""
 
 
 def answer(config: AccountConfig) -> Answer:
-    """Return what was asked; a plot is drawn where ``to`` says so, warnings are logged.
+    """Return the requested numbers, draw a plot if ``to`` is set, and log warnings.
 
     Raises:
-        InputError: Too little is given, the batch is larger than the data, the budget is out of
-            reach, or a run cannot be read.
-        StateError: A run's ledger is damaged, or has another head than the one given.
+        InputError: Numbers are missing, the batch is larger than the dataset, no noise meets the
+            budget, or a run cannot be read.
+        StateError: The ledger of a run is damaged, or its head differs from the given one.
     """
     if config.run is not None:
         return account_run(config)
     if config.runs is not None:
         return account_runs(config)
 
-    # 1. The public numbers, each given or derived from others.
+    # 1. The public numbers, given or derived.
     num_examples = config.num_examples
     expected_batch_size: float | None = config.expected_batch_size
     if expected_batch_size is not None:
@@ -133,7 +134,7 @@ def answer(config: AccountConfig) -> Answer:
     )
     composed_rate, composed_steps = mechanism.rate(sample_rate), mechanism.compositions((steps,))
 
-    # 2. The noise: given, or the least that keeps within epsilon.
+    # 2. The noise: given, or the smallest noise multiplier that meets the target epsilon.
     noise_multiplier, accountant = config.noise_multiplier, config.leader
     calibration: Calibration | None = None
     if noise_multiplier is None:
@@ -150,7 +151,7 @@ def answer(config: AccountConfig) -> Answer:
             raise InputError(*map(_without_section, error.faults)) from error
         accountant = calibration.accountant
 
-    # 3. Epsilon, over growing numbers of steps too if it is asked for.
+    # 3. Epsilon, and on request epsilon for increasing numbers of steps.
     event = SampledGaussian(
         noise_multiplier=noise_multiplier,
         sample_rate=composed_rate,
@@ -163,7 +164,7 @@ def answer(config: AccountConfig) -> Answer:
         plot_epsilon_over_steps(curve, Path(config.to))
         logger.info("plot: %s", config.to)
 
-    # 4. What a reader must know of delta and of the noise.
+    # 4. Warnings about delta and the noise.
     warnings: list[str] = []
     if num_examples is not None:
         warnings += delta_warnings(delta, num_examples, source=delta_source)

@@ -1,6 +1,6 @@
-"""``dpft account run=`` and ``runs=``: compute what runs have spent from their ledgers.
+"""``dpft account run=`` and ``runs=``: compute the privacy cost of runs from their ledgers.
 
-It is separate from ``account``, which computes with numbers that belong to no run.
+The module ``account`` computes with numbers that belong to no run.
 """
 
 import math
@@ -44,7 +44,7 @@ from dpft.strict_model import (
 )
 
 MIXED: Final = "mixed"
-"""The sampler of runs that drew units in several ways."""
+"""Sampler of runs that sampled units in different ways."""
 SAME_DATA = (
     "dpft cannot see which data a run was trained on: this epsilon holds if these runs, and no"
     " others, were trained on the same data"
@@ -52,91 +52,89 @@ SAME_DATA = (
 
 
 class StepsOfNoise(Noise):
-    """Steps of one noise."""
+    """Number of steps with the same noise."""
 
     steps: AtLeastOne
-    """How many."""
+    """Number of steps."""
 
 
 class LedgerAsRead(LedgerHead):
-    """The ledger as it was read."""
+    """State of a ledger when it was read."""
 
     run_id: RunId | None = None
-    """What its first line names the run by, 32 hexadecimal digits."""
+    """Identifier of the run in the first line of the ledger, 32 hexadecimal digits."""
     closed: bool
-    """Whether its last line is the closing one."""
+    """Whether the last line is the closing line."""
     torn: bool
-    """Whether a line was being written when the run broke off."""
+    """Whether the run was interrupted while it wrote a line."""
     end: str
-    """What shows that no step is missing; unproven: nothing does."""
+    """Evidence that no step is missing at the end, or unproven."""
     head_checked: Literal[True] | None = None
-    """With head=: its head is the one that was given."""
+    """With ``head=``: the head of the ledger equals the given one."""
 
 
 class RunCost(EpsilonBound, Versioned):
-    """What a run has spent by its ledger."""
+    """Privacy cost of a run according to its ledger."""
 
     run: str
-    """The run's folder, as it was given."""
+    """Folder of the run, as given."""
     private: bool
-    """Whether epsilon protects anybody: false without noise, and where a test seed made the noise.
-    """
+    """Whether epsilon is a guarantee; false without noise or if the noise came from a test seed."""
     plan: Plan
-    """What the run is bound to, in the ledger's first line."""
+    """Plan of the run, from the first line of the ledger."""
     mechanisms: tuple[StepsOfNoise, ...]
-    """What was done, by noise."""
+    """Number of steps for each kind of noise."""
     steps_taken: Count
-    """Noisy steps that are accounted for."""
+    """Number of noisy steps in the accounting."""
     ledger: LedgerAsRead
-    """The ledger as it was read."""
+    """State of the ledger when it was read."""
 
 
 class SimpleComposition(StrictModel):
-    """The sums of what each run reports by itself."""
+    """Sums of the values that the runs report individually."""
 
     epsilon: NotNegative
-    """Sum of epsilons."""
+    """Sum of the epsilons."""
     delta: NotNegative
-    """Sum of deltas."""
+    """Sum of the deltas."""
 
 
 class CostOfRuns(EpsilonBound, Versioned):
-    """What several runs on the same data have spent together."""
+    """Total privacy cost of several runs on the same data."""
 
     runs: Annotated[tuple[RunCost, ...], Field(min_length=1)]
-    """Each run by itself."""
+    """Cost of each run."""
     private: bool
-    """Whether epsilon protects anybody: false without noise, and where a test seed made the noise.
-    """
+    """Whether epsilon is a guarantee; false without noise or if the noise came from a test seed."""
     sampler: Sampler
-    """How units were drawn."""
+    """How units were sampled."""
     unit: str
-    """Whose contribution is hidden: example, chunk, or a column."""
+    """Privacy unit, whose contribution is hidden: example, chunk, or a column."""
     neighboring_relation: Relation
-    """How neighboring data sets differ."""
+    """How neighboring datasets differ."""
     steps_taken: Count
-    """Noisy steps of all runs."""
+    """Number of noisy steps of all runs."""
     simple_composition: SimpleComposition
-    """The sums of what each run reports by itself."""
+    """Sums of the values that the runs report individually."""
     same_data: str
-    """That the runs share data is the word of whoever asked."""
+    """Statement that dpft cannot verify whether the runs share their data."""
     left_out: tuple[str, ...]
-    """Folders that are not counted, each with the reason."""
+    """Skipped folders, each with the reason."""
 
 
 def account_run(config: AccountConfig) -> Answer:
-    """Return what the run of ``run=`` has spent.
+    """Return the privacy cost of the run that ``run=`` names.
 
     Raises:
-        InputError: It is no private run's folder.
-        StateError: Its ledger is damaged, or has another head than the one given.
+        InputError: The folder is not the folder of a private run.
+        StateError: The ledger is damaged, or its head differs from the given one.
     """
     assert config.run is not None
     run = read_spent_of_synthesis(config.run)
     head_checked = config.head is not None
     if config.head is not None:
         check_head(run, config.head)
-        if run.ledger.closed:  # a head says nothing of lines behind it, unless it is the last
+        if run.ledger.closed:  # only the closing line's head proves the end
             run = replace(run, end="head")
     bound = account_for_spent(run, delta=config.delta, accountant=config.accountant)
     return Answer(
@@ -146,12 +144,12 @@ def account_run(config: AccountConfig) -> Answer:
 
 
 def run_table(run: SpentRun, bound: EpsilonBound, *, head_checked: bool) -> str:
-    """Return a run's ledger, its steps, every accountant's answer and the headline.
+    """Return a table of a run's ledger, its steps, the bound of each accountant and the headline.
 
     Args:
-        run: What its folder says.
-        bound: What its steps cost.
-        head_checked: Whether the ledger's head was found to be the one lodged elsewhere.
+        run: The steps and the plan of the run.
+        bound: The privacy cost of the steps.
+        head_checked: Whether the head of the ledger was found equal to a given head.
     """
     plan, ledger = run.plan, run.ledger
     ledger_text = f"{ledger.lines} lines, closed"
@@ -165,10 +163,10 @@ def run_table(run: SpentRun, bound: EpsilonBound, *, head_checked: bool) -> str:
         ("head", ledger.head),
     ]
     if head_checked:
-        rows.append(("", "is the head that was given"))
+        rows.append(("", "equals the given head"))
     proof = f"shown by {run.end}" if run.end else "unproven"
     if run.end == CLOSING_LINE:
-        proof = f"shown by the {run.end} alone, which whoever owns the folder can write"
+        proof = f"shown only by the {run.end}, which the owner of the folder could have written"
     rows.append(("end", proof))
     for noise, steps in run.taken.items():
         threshold = ""
@@ -203,7 +201,7 @@ def run_table(run: SpentRun, bound: EpsilonBound, *, head_checked: bool) -> str:
 
 
 def run_record(run: SpentRun, bound: EpsilonBound, *, head_checked: bool = False) -> RunCost:
-    """Return the same as it is printed; what is not known has no key."""
+    """Return the printed values as a record, without keys for unknown values."""
     ledger = run.ledger
     return RunCost(
         **values_of(bound, EpsilonBound),
@@ -227,10 +225,11 @@ def run_record(run: SpentRun, bound: EpsilonBound, *, head_checked: bool = False
 
 
 def account_runs(config: AccountConfig) -> Answer:
-    """Return what the runs of ``runs=`` have spent together, and each of them by itself.
+    """Return the total privacy cost of the runs that ``runs=`` names, and the cost of each run.
 
     Raises:
-        InputError: A folder holds no run, no run took a step, or they protect different units.
+        InputError: A folder contains no run, no run took a step, or the runs protect different
+            units.
         StateError: A ledger is damaged.
     """
     ledgers = find_ledgers(
@@ -258,7 +257,7 @@ def runs_table(
     together: EpsilonBound,
     left_out: Sequence[str] = (),
 ) -> str:
-    """Return each run's own epsilon and that of all of them on the same data."""
+    """Return a table of the epsilon of each run and of all runs on the same data."""
     runs = [run for run, _ in costs]
     columns = f"{'steps':>10}{'noise':>12}{'sample rate':>13}{'own delta':>11}{'own epsilon':>13}"
     lines = [f"{columns}  {'by':<5}run"]
@@ -272,15 +271,14 @@ def runs_table(
     bases = {(bound.accountant, bound.delta) for _, bound in costs}
     if bases != {(together.accountant, together.delta)}:
         notes.append(
-            f"the epsilon of all is by {together.accountant} at delta ="
-            f" {delta_text(together.delta)}; each run's own is at its own delta, by the accountant"
-            " beside it, and compares to no other"
+            f"the total epsilon is by {together.accountant} at delta ="
+            f" {delta_text(together.delta)}. The epsilons of single runs have other deltas and"
+            " accountants, so they are not comparable."
         )
     simple = simple_composition(costs)
     notes += [
-        f"added up, each run's own: epsilon {eps_text(simple.epsilon)}, delta"
-        f" {delta_text(simple.delta)}",
-        f"ledgers counted: {len(runs)}; folders left out: {len(left_out)}",
+        f"sums over the runs: epsilon {eps_text(simple.epsilon)}, delta {delta_text(simple.delta)}",
+        f"ledgers counted: {len(runs)}; folders skipped: {len(left_out)}",
     ]
     notes += [
         f"{run.folder}: its tokenizer, run {before.run_id}, is counted from its plan"
@@ -291,18 +289,18 @@ def runs_table(
     data_ids = sorted({str(run.plan.data_id) for run in runs if run.plan.data_id is not None})
     if len(data_ids) > 1:
         notes.append(
-            f"the plans name different data by privacy.data_id ({', '.join(data_ids)}), and all are"
-            " counted as of the same; data_id=NAME leaves the others out"
+            f"the plans have different values of privacy.data_id ({', '.join(data_ids)}), but all"
+            " are counted as training on the same records. data_id=NAME counts only these runs."
         )
     lines += warning_lines(notes, label="note")
-    lines += warning_lines(left_out, label="left out")
+    lines += warning_lines(left_out, label="skipped")
     for run, bound in costs:
         lines += warning_lines(f"{run.folder}: {warning}" for warning in bound.warnings)
     return "\n".join([*lines, *warning_lines(together.warnings)])
 
 
 def _run_lines(run: SpentRun, bound: EpsilonBound) -> list[str]:
-    """Return a line for each noise of a run; the first has its epsilon and its folder."""
+    """Return one line for each noise of a run; the first line has its epsilon and its folder."""
     lines = []
     cost = f"{delta_text(bound.delta):>11}{eps_text(bound.epsilon):>13}"
     end = f"{cost}  {bound.accountant:<5}{run.folder}"
@@ -325,9 +323,9 @@ def _headline(bound: EpsilonBound, steps: str, unit: str, sampler: str) -> str:
 
 
 def _copies(runs: Sequence[SpentRun]) -> list[str]:
-    """Return what to say of folders whose ledgers name one run: the steps they share count twice.
+    """Return notes about folders that are copies of the same run, whose shared steps count twice.
 
-    A copy that went on has noise of its own, so it is not left out.
+    A copy that was resumed drew noise of its own, so it is not skipped.
     """
     folders_of_id: dict[str, list[str]] = {}
     for run in runs:
@@ -342,7 +340,7 @@ def _copies(runs: Sequence[SpentRun]) -> list[str]:
 
 
 def simple_composition(costs: Sequence[tuple[SpentRun, EpsilonBound]]) -> SimpleComposition:
-    """Return the sums of what each run reports by itself."""
+    """Return the sums of the values that the runs report individually."""
     return SimpleComposition(
         epsilon=math.fsum(bound.epsilon for _, bound in costs),
         delta=math.fsum(bound.delta for _, bound in costs),
@@ -354,9 +352,9 @@ def runs_record(
     together: EpsilonBound,
     left_out: Sequence[str] = (),
 ) -> CostOfRuns:
-    """Return the same as it is printed, each run's record under ``runs``."""
+    """Return the printed values as a record, with the record of each run under ``runs``."""
     runs = [run for run, _ in costs]
-    # How the trainings among them drew units, where they did so alike.
+    # A histogram samples nothing, so only the samplers of the trainings count.
     samplers = {run.plan.sampler for run in runs} - {NO_SAMPLING}
     sampler = samplers.pop() if len(samplers) == 1 else MIXED if samplers else NO_SAMPLING
     return CostOfRuns(

@@ -1,16 +1,19 @@
 """White-box audit: compare each step's noisy gradient with the gradients of the canaries.
 
-A canary's words have embeddings of their own, whose gradient no other canary's words have a part
-in. What the canary added to a step lies there along its own gradient, so that their inner product
-is larger where it was trained on (the white-box attack of Steinke, Nasr and Jagielski 2023, on the
-rows where a canary is alone). All canaries are scored at every step, whatever their coins
-and whatever was drawn, along their gradient at the step's weights, and along the one before
-training: that direction stays, so that noise which two steps share is gone from the difference.
-The noisy gradients are what epsilon covers; the scores stay in private/ all the same, since they
-tell of the coins. An attacker makes of a canary's scores one, without a look at a coin: its worth
-shows in how much the scores of all canaries vary.
+Each canary contains words that no other canary contains, so no other canary contributes to the
+gradients of their embeddings. If a step trained on the canary, its contribution there points along
+the canary's own gradient, so their inner product is larger. This is the white-box attack of
+Steinke, Nasr and Jagielski (2023), restricted to the embedding rows of a single canary.
 
-Shapes: m canaries, v tokens, d numbers of an embedding, n tokens that one canary has alone.
+Every step scores all canaries, regardless of the coins and of the sampled batch. It scores them
+along their gradient at the step's weights and along their gradient before training. The second
+direction is constant, so noise that two steps share cancels in the difference of their scores.
+
+Epsilon covers the noisy gradients. Nevertheless the scores stay in private/, because they reveal
+coins. An attacker combines the scores of a canary into one number. The weights depend on the
+variance of the scores over all canaries and on no coin.
+
+Shapes: m canaries, v tokens, d embedding width, n tokens that occur in exactly one canary.
 """
 
 import json
@@ -43,28 +46,28 @@ logger = logging.getLogger(__name__)
 
 
 class WhiteBoxLine(StrictModel):
-    """A line of private/white_box.jsonl: what a step's noisy gradient has of every canary's own."""
+    """Line of private/white_box.jsonl: the scores of all canaries at one step."""
 
     step: AtLeastOne
     """Number of the step."""
     now: tuple[float, ...]
-    """Along each canary's gradient at the step's own weights."""
+    """Score of each canary along its gradient at the weights of the step."""
     before: tuple[float, ...]
-    """Along its gradient before training."""
+    """Score of each canary along its gradient before training."""
 
 
 COMMON = 1
-"""Directions that are taken for common to all canaries; each more costs signal."""
+"""Number of directions that are treated as common to all canaries; each costs signal."""
 
 
 def embeddings(model: "PreTrainedModel") -> nn.Embedding:
-    """Return the table of what a model reads."""
+    """Return the input embedding table of a model."""
     table: nn.Embedding = model.get_input_embeddings()  # type: ignore[assignment]
     return table
 
 
 def check_white_box(model: "PreTrainedModel") -> None:
-    """Reject to hold steps against canaries where no step moves the embeddings of their words."""
+    """Reject a white-box audit if training does not update the input embeddings."""
     if not embeddings(model).weight.requires_grad:
         raise InputError(
             "audit.white_box=true needs a method that trains the input embeddings, such as"
@@ -76,7 +79,7 @@ def check_white_box(model: "PreTrainedModel") -> None:
 
 
 def summed_gradients(model: "PreTrainedModel", batches: Sequence[Batch]) -> list[Tensor]:
-    """Return the sum of the canaries' gradients in each table; nothing of it depends on a coin."""
+    """Return the sum of the canaries' gradients in each table, which depends on no coin."""
     moved = tables(model)
     sums = [torch.zeros_like(table) for table in moved]
     with evaluation_mode(model), torch.enable_grad():
@@ -90,9 +93,10 @@ def summed_gradients(model: "PreTrainedModel", batches: Sequence[Batch]) -> list
 def common_directions(rows: Tensor) -> Tensor:
     """Return the direction in which rows differ most, shape (1, d).
 
-    Every text makes every word less likely, by the chance that the model gives it there, so that
-    all words' embeddings move along one direction, each by another length. That is a thousand
-    times what one canary does to them, and says nothing of it.
+    Every text makes every word less likely, in proportion to the probability that the model assigns
+    to the word there. The embeddings of all words therefore move along one direction, by different
+    lengths. This component is about a thousand times larger than the effect of one canary and
+    carries no information about it.
     """
     _, _, directions = torch.linalg.svd(rows - rows.mean(dim=0), full_matrices=False)
     leading_directions: Tensor = directions[:COMMON]
@@ -100,7 +104,7 @@ def common_directions(rows: Tensor) -> Tensor:
 
 
 def remove_common_directions(rows: Tensor, common: Tensor) -> Tensor:
-    """Return rows without their mean and without what lies along common directions."""
+    """Return rows without their mean and without their component along common directions."""
     centered = rows - rows.mean(dim=0)
     return centered - centered @ common.T @ common
 
@@ -108,8 +112,11 @@ def remove_common_directions(rows: Tensor, common: Tensor) -> Tensor:
 def own_lengths(rows: Sequence[Tensor], owners: Tensor, canaries: int) -> Tensor:
     """Return the norm of each canary's gradient in the embeddings of its own words, shape (m,).
 
-    Rows are of each table the summed gradients of these words, in which hardly anything comes of
-    other canaries once the common part is taken away; owners are the numbers of their canaries.
+    Args:
+        rows: Summed gradients of these words in each table. Without the common component, other
+            canaries contribute almost nothing to them.
+        owners: Number of the canary that each word belongs to.
+        canaries: Number of canaries, m.
     """
     squares = torch.zeros(canaries, dtype=torch.float64)
     for gradients in rows:
@@ -118,7 +125,7 @@ def own_lengths(rows: Sequence[Tensor], owners: Tensor, canaries: int) -> Tensor
 
 
 def tables(model: "PreTrainedModel") -> list[nn.Parameter]:
-    """Return the embeddings that train, of what is read and what is written; tied ones once."""
+    """Return the trainable input and output embedding tables; tied tables only once."""
     trainable_tables: dict[nn.Parameter, None] = {}
     for module in (embeddings(model), model.get_output_embeddings()):
         weight = getattr(module, "weight", None)
@@ -128,7 +135,7 @@ def tables(model: "PreTrainedModel") -> list[nn.Parameter]:
 
 
 def owners_of(batches: Sequence[Batch], tokens: int) -> Tensor:
-    """Return of each token the number of the row that alone reads it, or -1, shape (tokens,)."""
+    """Return for each token the only row that contains it, or -1, shape (tokens,)."""
     owners = torch.full((tokens,), -1)
     rows = [set(_read(batch, row)) for batch in batches for row in range(len(batch))]
     counts = Counter(token for row in rows for token in row)
@@ -144,17 +151,17 @@ def _read(batch: Batch, row: int) -> Iterator[int]:
 
 
 LEAST_VARIANCE = 1e-30
-"""The least variance that is believed."""
+"""Lower bound for the variance of scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepScores:
-    """Each canary's score at each step of a run, less the mean of all canaries at that step."""
+    """Scores of each canary at each step, minus the mean of all canaries at that step."""
 
     now: Tensor
-    """Along the canary's gradient at the step's own weights, shape (steps, m), float64."""
+    """Along the canary's gradient at the weights of the step, shape (steps, m), float64."""
     before: Tensor
-    """Along its gradient before training, shape (steps, m), float64."""
+    """Along the canary's gradient before training, shape (steps, m), float64."""
 
 
 def read_white_box(folder: Path, *, canaries: int, steps: int) -> StepScores:
@@ -180,21 +187,21 @@ def read_white_box(folder: Path, *, canaries: int, steps: int) -> StepScores:
 
 
 def sums(scores: StepScores) -> list[float]:
-    """Return the sum of each canary's scores, shape (m,).
+    """Return the weighted sum of each canary's scores, shape (m,).
 
-    Each step counts by how little its scores vary, which tells of no coin: where they vary much,
-    it is for what canaries differ in anyway.
+    The weight of a step is the inverse variance of its scores over all canaries, which uses no
+    coin. A large variance comes from differences between canaries that do not depend on the coins.
     """
     weights = 1 / _variances(scores.now)
     return [float(score) for score in (scores.now * weights).sum(dim=0)]
 
 
 def differences(scores: StepScores) -> list[float]:
-    """Return how far each canary's scores at two steps in a row are apart, shape (m,).
+    """Return the weighted sum of each canary's squared score differences, shape (m,).
 
-    Where both steps had the same noise it is gone, and what is left are the canaries that joined
-    one of them alone. Squares are added up, each pair of steps by how little its differences vary:
-    one whose noise is gone, by far the most.
+    The differences are those between consecutive steps. Noise that both steps share cancels, and
+    the canaries that took part in only one of the steps remain. Each difference is divided by the
+    variance of all canaries' differences, so pairs of steps without noise dominate the sum.
     """
     apart = _centered_scores(scores.before[1:] - scores.before[:-1])
     return [float(score) for score in (apart / _variances(apart)).square().sum(dim=0)]
@@ -209,7 +216,7 @@ def _centered_scores(rows: Tensor) -> Tensor:
 
 
 def step_lines(path: Path) -> Iterator[tuple[WhiteBoxLine, str]]:
-    """Yield each step's scores, with its line; none of a line that was never ended."""
+    """Yield the scores of each step with the line, except for an incomplete last line."""
     if not path.exists():
         return
     *lines, _ = path.read_text(encoding="utf-8").split("\n")
@@ -228,40 +235,44 @@ def _damaged(path: Path) -> StateError:
 
 
 REACH = 5e-3
-"""How far embeddings are moved along a noisy gradient, of their own norm, to see what a loss makes
-of it: far enough for float32, near enough for the loss to be straight."""
+"""Distance by which embeddings are moved along a noisy gradient to measure the change of a loss, as
+a fraction of their norm. The value is large enough for float32 and small enough for the loss to be
+nearly linear."""
 SHORTEST = 1e-30
 TOGETHER = 64
-"""Canaries that are read at once."""
+"""Number of canaries in a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhiteBoxListener:
-    """Writes down, after each step, the inner products of its noisy gradient."""
+    """Listener that records the inner products of the noisy gradient after each step."""
 
     model: "PreTrainedModel"
     batches: Sequence[Batch]
-    """The canaries, on the model's device."""
+    """Canaries, on the device of the model."""
     tokens: Tensor
-    """Those that one canary has alone."""
+    """Tokens that occur in exactly one canary, shape (n,)."""
     owners: Tensor
-    """Of each such token the number of its canary, shape (n,)."""
+    """Number of the canary that each of these tokens belongs to, shape (n,)."""
     directions: Sequence[Tensor]
-    """Of each table the canaries' gradients in the embeddings of such tokens, before training and
-    without what they have in common, shape (n, d) each."""
+    """For each table, the gradients of the canaries in the embeddings of these tokens before
+    training, without the common component, shape (n, d) each."""
     lengths: Tensor
-    """Of each canary the norm of that, shape (m,), float64."""
+    """Norm of these gradients for each canary, shape (m,), float64."""
     common: Sequence[Tensor]
-    """Of each table the directions that canaries' gradients have in common, shape (k, d) each."""
+    """For each table, the directions that the gradients have in common, shape (k, d) each."""
     path: Path
 
     def begin(self, step: int) -> None:
-        """Forget the scores of steps that will be taken again."""
+        """Delete the scores of steps that will be taken again."""
         kept = [line for scores, line in step_lines(self.path) if scores.step <= step]
         write_text(self.path, "".join(f"{line}\n" for line in kept), mode=0o600)
 
     def after_step(self, public: PublicStep) -> None:
-        """Add the scores of a step; where that fails the run goes on, and an audit will say so."""
+        """Append the scores of a step; if scoring fails, log a warning and continue the run.
+
+        An audit of the run reports missing scores.
+        """
         try:
             noisy = self.noisy_rows()
             scores = {"now": _written(self.scores(noisy)), "before": _written(self.before(noisy))}
@@ -273,9 +284,10 @@ class WhiteBoxListener:
 
     @torch.no_grad()
     def noisy_rows(self) -> list[Tensor]:
-        """Return the noisy gradient of the canaries' own words, shape (n, d) of each table.
+        """Return the noisy gradient of the canaries' own words, shape (n, d) for each table.
 
-        What all their rows have in common is taken away, since that says nothing of one canary.
+        The common component of all rows is removed, because it carries no information about one
+        canary.
         """
         rows = [
             torch.zeros_like(table[self.tokens]) if table.grad is None else table.grad[self.tokens]
@@ -288,15 +300,16 @@ class WhiteBoxListener:
 
     @torch.no_grad()
     def scores(self, noisy: Sequence[Tensor]) -> Tensor:
-        """Return the inner product of the noisy gradient with each canary's own, over its norm.
+        """Return the inner product of the noisy gradient with each canary's gradient.
 
-        Both are of the embeddings of the canary's own words. It is what the canary's loss makes of
-        these embeddings moved along the noisy gradient, there and back, so that nothing runs
-        backward while the clipper is at work. Other canaries' words are moved as well, which is
-        nothing to a canary but where it might have said them.
+        Both gradients are restricted to the embeddings of the canary's own words. The product is
+        divided by the norm of the canary's gradient before training. It is computed as the central
+        difference of the canary's loss along the noisy gradient, so no backward pass runs while the
+        clipper is active. The embeddings of other canaries' words move as well. This affects a
+        canary only through the probabilities that the model assigns to these words.
 
         Returns:
-            Shape (m,), float64; 0 where there is no gradient.
+            Scores, shape (m,), float64; 0 without a gradient.
         """
         moved = tables(self.model)
         rows = [table[self.tokens].clone() for table in moved]
@@ -319,10 +332,11 @@ class WhiteBoxListener:
 
     @torch.no_grad()
     def before(self, noisy: Sequence[Tensor]) -> Tensor:
-        """Return the inner product with the gradient that a canary had before training.
+        """Return the inner product of the noisy gradient with each canary's initial gradient.
 
-        As ``scores``, along the same direction at every step: noise that two steps have in common
-        is the same number in both.
+        The initial gradient is the one before training. The product is divided by its norm, as in
+        ``scores``. The direction is the same at every step, so noise that two steps share
+        contributes the same number to both.
         """
         products = torch.zeros_like(self.lengths)
         for table_rows, direction in zip(noisy, self.directions, strict=True):
@@ -345,7 +359,7 @@ def white_box(
     device: torch.device,
     path: Path,
 ) -> WhiteBoxListener:
-    """Return the listener that holds a run's steps against its canaries."""
+    """Return the listener that compares the steps of a run with its canaries."""
     coins = [canary for canary in canaries if canary.kind == COIN]
     encoded = encoding.rows([canary.record(task) for canary in coins])
     pieces = [encoded[at : at + TOGETHER] for at in range(0, len(encoded), TOGETHER)]
@@ -354,7 +368,13 @@ def white_box(
 
 
 def listener_of(model: "PreTrainedModel", batches: Sequence[Batch], path: Path) -> WhiteBoxListener:
-    """Return who holds steps against the canaries of some batches, on the model's device."""
+    """Return the listener that compares steps with the canaries in some batches.
+
+    Args:
+        model: The model before training.
+        batches: The canaries, on the device of the model.
+        path: The file to append scores to.
+    """
     table = embeddings(model).weight
     owners = owners_of(batches, len(table)).to(table.device)
     tokens = (owners >= 0).nonzero().flatten()

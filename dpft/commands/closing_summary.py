@@ -1,6 +1,6 @@
-"""The end of a training run: write privacy.json and the report, print the last lines.
+"""End of a training run: write privacy.json and the report, and print the last lines.
 
-The lines state the promise, the scores that may be shown, and what can be done next.
+The lines state the guarantee, the scores that may be shown, and the commands to run next.
 """
 
 import os
@@ -42,7 +42,7 @@ from dpft.reports.privacy_sentences import (
 from dpft.reports.rendering import digits
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, data_name, model_title
-from dpft.reports.scores import ScoreTable, score_tables, specs_of
+from dpft.reports.scores import ScoreTable, metric_heading, score_tables
 from dpft.reports.sections import headline, what_epsilon_is_of
 from dpft.reports.terminal import Grid, show
 from dpft.run_folder import (
@@ -92,7 +92,7 @@ def _summary(folder: Path, task: Task) -> list[Grid | Text]:
 
 
 def _guarantee(privacy: RunPrivacy) -> list[Text]:
-    """Return epsilon and what it means, or that there is no guarantee."""
+    """Return epsilon with its meaning, or the statement that there is no guarantee."""
     if not is_promised(privacy):
         return [Text(headline(privacy).replace("*", "").replace("`", ""), WARNING)]
     unit = "record" if privacy.plan.unit == EXAMPLE else privacy.plan.unit
@@ -111,7 +111,7 @@ def _in_first_row(name: str, values: Sequence[Text]) -> list[tuple[str, Text]]:
 
 
 def _duration(seconds: float) -> str:
-    """Return a duration in words.
+    """Return a duration as text.
 
     >>> _duration(80), _duration(42), _duration(3720)
     ('1 min 20 s', '42 s', '1 h 2 min')
@@ -124,12 +124,11 @@ def _duration(seconds: float) -> str:
 
 
 def _score_grid(table: ScoreTable, record: RunRecord) -> Grid:
-    specs = specs_of(record.config, [name for name, _ in table.rows])
     counted = f" ({max(table.examples)})" if table.public else f" ({PRIVATE_SPLIT})"
     rows: list[tuple[str | Text, ...]] = []
     for name, values in table.rows:
         cells = ["–" if value is None else digits(value, table.digits) for value in values]
-        heading = specs[name].heading if name in specs else name
+        heading = metric_heading(record.config, name)
         improved = len(values) > 1 and _is_better(name, values[-1], values[0])
         rows.append((heading, *cells[:-1], Text(cells[-1], BETTER if improved else "")))
     columns = ["", *(stage.replace("_", " ") for stage in table.stages)]
@@ -137,7 +136,7 @@ def _score_grid(table: ScoreTable, record: RunRecord) -> Grid:
 
 
 def _is_better(name: str, value: float | None, before: float | None) -> bool:
-    """Return whether a score is better than the one before training."""
+    """Return whether a score is better than the score before training."""
     if value is None or before is None:
         return False
     better = better_value(name)
@@ -145,7 +144,7 @@ def _is_better(name: str, value: float | None, before: float | None) -> bool:
 
 
 def _relative(folder: Path) -> Path:
-    """Return a folder relative to the working directory, if it is inside."""
+    """Return a folder relative to the working directory if the folder is inside."""
     here, whole = Path.cwd(), Path(os.path.abspath(folder))
     return whole.relative_to(here) if whole.is_relative_to(here) else folder
 
@@ -154,12 +153,12 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
     """Return the results of a run, one line each, with paths relative to the working directory.
 
     Args:
-        folder: The run's folder.
-        task: The run's task.
+        folder: The folder of the run.
+        task: The task of the run.
     """
     short, record = _relative(folder), read_finished_run(folder)
     tables, skipped = score_tables(record.evaluations), list[str]()
-    if (folder / DATA_SUMMARY).exists():  # a search has none
+    if (folder / DATA_SUMMARY).exists():  # a search writes no summary
         skipped = [f"data: {short / DATA_SUMMARY} (private: skipped, cut and held-out records)"]
     return [
         f"trained: {_trained(record)}",
@@ -173,7 +172,11 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
 
 
 def _if_nothing_was_learned(record: RunRecord) -> list[str]:
-    """Return a hint if no public score of a split is better than without training."""
+    """Return a warning if no public score of a split is above its baseline.
+
+    The baseline is the most frequent class, for the accuracy of a single split, or else the model
+    before training.
+    """
     stages: dict[tuple[str, str], dict[str, Mapping[str, float]]] = {}
     for entry in record.evaluations:
         if entry.split_is_public:
@@ -197,7 +200,11 @@ def _if_nothing_was_learned(record: RunRecord) -> list[str]:
 
 
 def _majority(predictions: Path) -> float | None:
-    """Return the share of the most frequent right answer in a file; None: it does not say."""
+    """Return the share of the most frequent reference, or None if the share is unknown.
+
+    The share is unknown if the file is missing or empty, or if a row does not have exactly one
+    reference.
+    """
     if not predictions.is_file():
         return None
     answers: Counter[str] = Counter()
@@ -223,7 +230,7 @@ def _trained(record: RunRecord) -> str:
 
 
 def _promise(privacy: RunPrivacy) -> str:
-    """Return epsilon with all that it means nothing without, or that there is none."""
+    """Return epsilon and its context, or the statement that there is no guarantee."""
     if isinstance(privacy, OpenRun) or not privacy.private:
         return headline(privacy).replace("*", "").replace("`", "")
     lines = headline_of(
@@ -257,10 +264,10 @@ def _score(name: str, values: Sequence[float | None]) -> str:
 
 
 def _next(folder: Path, task: Task, tables: Sequence[ScoreTable]) -> list[str]:
-    """Return the commands that go on from here, as a shell reads them."""
+    """Return the commands to run next, quoted for a shell."""
     run = in_shell("run", folder)
     scored = any(table.rows or table.hidden for table in tables)
-    # A single file was trained on as a whole: other records have to be named.
+    # A single file was used entirely for training, so the user must name other records.
     others = [] if scored or not tables else ["task.data_dir=DIR"]
     if task.effective_source == MEMORY and not others:
         others = ["task.data_dir=DIR", "eval.held_out=null"]  # The rows are not on disk.
@@ -281,11 +288,11 @@ def report(
 ) -> RunRecord:
     """Write predictions, metrics, the privacy record and the report.
 
-    All steps of the plan were taken; ``ledger`` is that of a private run, and
-    ``curve`` its epsilon over the steps.
+    All steps of the plan must have been taken. ``ledger`` is the ledger of a private run, and
+    ``curve`` is its epsilon over the steps.
 
     Returns:
-        What the run's public files say now.
+        The contents of the run's public files.
     """
     write_scores(config, folder, evaluations)
     begun = origin(config, read_begun(folder))

@@ -1,9 +1,9 @@
-"""Compose the privacy cost of several runs on the same data, and of a run with its tokenizer.
+"""Composition of the privacy cost of several runs, and of a run with its tokenizer.
 
-Ponomareva et al. 2022, Appendix C, adds a private tokenizer's epsilon to that of training. The
-composition here is tighter: the Gaussian of the tokenizer's histogram and the sampled Gaussians of
-training by PLD, at the sum of both deltas, of which the threshold's half of the tokenizer's is
-taken first. Importing it imports no torch.
+Ponomareva et al. 2022, Appendix C, adds the epsilon of a private tokenizer to that of training. The
+composition here is tighter. PLD composes the Gaussian mechanism of the tokenizer's histogram with
+the sampled Gaussian mechanisms of training, at the sum of both deltas. The threshold of the
+histogram first takes half of the tokenizer's delta. Importing this module does not import torch.
 """
 
 import hashlib
@@ -49,10 +49,10 @@ END_UNPROVEN = (
 def account_for_spent(
     run: SpentRun, *, delta: float | None = None, accountant: str | None = None
 ) -> EpsilonBound:
-    """Return what a run's ledger cost, computed of its lines.
+    """Return the privacy cost of a run, computed from the lines of its ledger.
 
-    Delta, and whose bound leads, are those of the plan in the ledger's first line; what other files
-    of the run say never takes their place.
+    By default, delta and the leading accountant come from the plan in the first line of the ledger.
+    Other files of the run never replace them.
 
     Raises:
         InputError: ``delta`` is out of range, or no accountant can bound the steps.
@@ -71,17 +71,17 @@ def account_for_spent(
 
 
 def _ledger_warnings(run: SpentRun) -> list[str]:
-    """Return what the ledger's end says beside the number."""
+    """Return warnings about the end of a run's ledger."""
     warnings = [NOT_PRIVATE_SEED] if run.plan.reproducible else []
     if run.ledger.torn_step:
         warnings.append(
-            "the last line of the ledger is torn: the run broke off while it was written, and its"
-            " step is counted."
+            "the last line of the ledger is incomplete: the run was interrupted while writing it."
+            " Its step is counted."
         )
     elif run.ledger.journaled_step:
         warnings.append(
-            f"{JOURNAL} has one step more than the ledger: the run broke off before its"
-            " line was written, or the line was cut, and it is counted."
+            f"{JOURNAL} has one step more than the ledger: the run was interrupted before it wrote"
+            " the ledger line, or the line was removed. The step is counted."
         )
     if run.end is None:
         warnings.append(END_UNPROVEN)
@@ -91,34 +91,34 @@ def _ledger_warnings(run: SpentRun) -> list[str]:
         )
     elif run.steps > run.plan.steps:
         warnings.append(
-            f"{run.steps} steps are counted, of {run.plan.steps} planned: the run broke off, and"
-            " some were taken again with new noise."
+            f"{run.steps} steps are counted, of {run.plan.steps} planned: the run was interrupted,"
+            " and some steps were repeated with new noise."
         )
     return warnings
 
 
 def with_its_tokenizer(run: SpentRun, delta: float) -> str:
-    """Return what a run costs with its tokenizer, in a sentence."""
+    """Return a sentence with the privacy cost of a run and its tokenizer."""
     tokenizer = run.plan.tokenizer
     assert tokenizer is not None
     steps = sum_steps(run.whole, histogram_steps(tokenizer))
     both = account_taken(steps, delta + tokenizer.delta, "pld")
     return (
-        "epsilon is of the training alone; with its tokenizer, which the same records made,"
-        f" epsilon = {eps_text(both.epsilon)} (upper bound by {both.accountant}) at delta ="
-        f" {delta_text(both.delta)}."
+        "epsilon covers only the training; with the tokenizer, which was learned from the same"
+        f" records, epsilon = {eps_text(both.epsilon)} (upper bound by {both.accountant}) at"
+        f" delta = {delta_text(both.delta)}."
     )
 
 
 def account_together(
     runs: Sequence[SpentRun], *, delta: float | None = None, accountant: str | None = None
 ) -> EpsilonBound:
-    """Return what several runs on the same data cost together, by PLD, else RDP.
+    """Return the total privacy cost of several runs on the same data, by PLD or else RDP.
 
     Args:
-        runs: What their folders say.
-        delta: At which the bound shall hold; None: ``delta_together``.
-        accountant: "rdp" leads in place of "pld".
+        runs: The steps and plans of the runs.
+        delta: Delta of the bound; None: ``delta_together``.
+        accountant: "rdp" makes RDP the leading accountant instead of PLD.
 
     Raises:
         InputError: The runs do not protect the same unit, or no accountant can bound them.
@@ -131,9 +131,9 @@ def account_together(
 
 
 def delta_together(runs: Sequence[SpentRun]) -> float:
-    """Return the delta at which runs are composed: the smallest of theirs.
+    """Return the delta of a composition: the smallest delta of the runs, plus that of tokenizers.
 
-    A tokenizer's comes on top, since half of it goes to its threshold, whatever the others have.
+    The delta of a tokenizer is added, because its threshold always uses half of that delta.
     """
     tokenizers = [run.plan.delta for run in runs if thresholds_delta(run.taken)]
     tokenizers += [
@@ -146,12 +146,14 @@ def delta_together(runs: Sequence[SpentRun]) -> float:
 
 
 def spent_beside(runs: Sequence[SpentRun]) -> list[tuple[SpentRun, SpentBefore]]:
-    """Return what plans name that adds to their cost and is no run among them, each once.
+    """Return the tokenizers and histograms that plans name and that are not among the runs.
 
-    That is a tokenizer, or the histogram of a synthesis; with it comes a run that names it.
+    Each appears once, together with a run whose plan names it. Its cost adds to the cost of the
+    runs.
 
     Raises:
-        StateError: A run among them has its name, and not the ledger that the plan has.
+        StateError: A named run is among the runs, but its ledger is not the ledger that the plan
+            names.
     """
     runs_by_id = {run.ledger.run_id: run for run in runs}
     spent: dict[str, tuple[SpentRun, SpentBefore]] = {}
@@ -175,19 +177,19 @@ def spent_beside(runs: Sequence[SpentRun]) -> list[tuple[SpentRun, SpentBefore]]
 
 
 def without_counted(runs: Sequence[SpentRun]) -> tuple[list[SpentRun], list[str]]:
-    """Return runs without the histograms that others name, each run's epsilon being its own.
+    """Return the runs without histograms whose cost another run's plan includes.
 
     Returns:
-        The others, and a sentence for each histogram that is left to its training's plan.
+        The other runs, and a sentence for each skipped histogram.
 
     Raises:
-        StateError: As ``spent_beside``.
+        StateError: As for ``spent_beside``.
     """
     spent_beside(runs)
     trainings = {run.plan.counts.run_id: run.folder for run in runs if run.plan.counts is not None}
     notes = [
-        f"{run.folder}: its histogram is counted with {trainings[run.ledger.run_id]}, whose plan"
-        " names it"
+        f"{run.folder}: counted with {trainings[run.ledger.run_id]}, because that plan contains"
+        " this histogram"
         for run in runs
         if run.ledger.run_id in trainings
     ]
@@ -195,11 +197,11 @@ def without_counted(runs: Sequence[SpentRun]) -> tuple[list[SpentRun], list[str]
 
 
 def check_same_unit(runs: Sequence[SpentRun]) -> None:
-    """Reject runs whose epsilons protect different things."""
+    """Reject runs whose epsilons protect different units."""
     first = runs[0]
     for run in runs[1:]:
         names = ["unit", "neighboring_relation"]
-        # A named unit is the same one whatever number of its records is trained on.
+        # A named unit is the same unit, however many of its records are used for training.
         definitions = (first.plan.unit_definition, run.plan.unit_definition)
         if first.plan.unit == EXAMPLE and None not in definitions:
             names.append("unit_definition")
@@ -216,7 +218,7 @@ def check_same_unit(runs: Sequence[SpentRun]) -> None:
 
 
 def check_head(run: SpentRun, head: str) -> None:
-    """Reject a ledger whose head is not the one that was lodged elsewhere."""
+    """Reject a ledger whose head differs from a head that was published elsewhere."""
     ledger = run.ledger
     if ledger.head == head:
         return
@@ -231,7 +233,7 @@ def check_head(run: SpentRun, head: str) -> None:
 
 
 def account_taken(taken: Mapping[Noise, int], delta: float, leader: str) -> EpsilonBound:
-    """Return what noisy steps cost at ``delta``, of which thresholds take theirs.
+    """Return the privacy cost of noisy steps at ``delta``, which includes the delta of thresholds.
 
     Raises:
         InputError: ``delta`` is out of range, or no accountant can bound the steps.
@@ -239,7 +241,7 @@ def account_taken(taken: Mapping[Noise, int], delta: float, leader: str) -> Epsi
     if len(taken) != 1:
         return _compose(taken, delta, leader)
     (mechanism,) = as_mechanisms(taken, delta)
-    # Delta is that of all, what goes to thresholds included.
+    # Report the total delta, which includes the share of the thresholds.
     return account(mechanism, accountant=leader).replace(delta=delta)
 
 
@@ -262,12 +264,12 @@ PUBLIC_TOKENIZER = (
 
 
 def tokenizer_of(config: TrainConfig) -> SpentRun | None:
-    """Return what a private run's tokenizer cost; None where it has no ledger, or there is none.
+    """Return the privacy cost of a private run's tokenizer, or None without one that has a ledger.
 
     Raises:
-        InputError: It is not there, its noise was predictable, it protects another unit than the
-            run, or it has no ledger where one is needed.
-        StateError: Its ledger is damaged, or the tokenizer is not the one that its run made.
+        InputError: The tokenizer does not exist, its noise was predictable, it protects another
+            unit than the run, or it lacks a required ledger.
+        StateError: The ledger is damaged, or the tokenizer is not the one that its run made.
     """
     guarantee, tokenizer = config.privacy.guarantee, config.model.tokenizer
     if guarantee is None or tokenizer is None:
@@ -279,7 +281,7 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
     spent = read_spent(str(folder))
     pieces = read_model(folder / PRIVACY, PrivateVocabulary).pieces
     digest = hashlib.sha256(read_file(folder / TOKENIZER / "tokenizer.json")).hexdigest()
-    # What made another one is not in the ledger.
+    # The ledger does not contain the privacy cost of a replaced tokenizer.
     if pieces is None or pieces.tokenizer_sha256 != digest:
         raise StateError(
             f"{folder / TOKENIZER} is not the tokenizer that {folder / PRIVACY} describes. Restore"
@@ -301,7 +303,7 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
     for name, expected in of_training.items():
         value = getattr(spent.plan, name)
         if name == "unit_definition" and (guarantee.unit != EXAMPLE or value is None):
-            continue  # a named unit is the same one whatever is counted of it
+            continue  # a named unit is the same unit, however many of its records are used
         if value != expected:
             raise InputError(
                 f"model.tokenizer must have the {name} of the run, {expected!r}, got {value!r} in"
@@ -314,10 +316,10 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
 
 
 def _tokenizer_run(tokenizer: str) -> Path | None:
-    """Return the folder of the ``dpft tokenizer`` run that a tokenizer is of; None: of none.
+    """Return the folder of the ``dpft tokenizer`` run that made a tokenizer, or None.
 
-    The tokenizer's own folder in the run's is the run's tokenizer too: what it cost must not be
-    left out by naming it.
+    The path may be that of the run or of the folder ``tokenizer`` in it, so that the second path
+    does not hide the cost.
     """
     path = Path(tokenizer).expanduser()
     if not path.exists():
@@ -340,7 +342,7 @@ def _tokenizer_run(tokenizer: str) -> Path | None:
 
 
 def _check_without_ledger(config: TrainConfig) -> None:
-    """Reject a tokenizer of which nothing says what it cost, unless it is said to be public."""
+    """Reject a tokenizer without a known privacy cost, unless the user declared it public."""
     if config.model.tokenizer_is_public:
         return
     path = Path(str(config.model.tokenizer)).expanduser().resolve()
@@ -366,16 +368,16 @@ def _check_without_ledger(config: TrainConfig) -> None:
 
 
 def _is_marked_not_private(tokenizer: Path) -> bool:
-    """Return whether a tokenizer's own files say that it was made without privacy."""
+    """Return whether the files of a tokenizer state that it was made without privacy."""
     try:
         content = json.loads((tokenizer / TOKENIZER_CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # whoever loads it says what is wrong with it
+    except (OSError, ValueError, RecursionError):  # loading the tokenizer reports the error
         return False
     return isinstance(content, dict) and NOT_PRIVATE in content
 
 
 def spent_before(tokenizer: SpentRun | None) -> SpentBefore | None:
-    """Return what a plan says of a tokenizer's cost, so that it is known without its folder."""
+    """Return the record of a tokenizer's cost in a plan, which makes its folder unnecessary."""
     if tokenizer is None or not tokenizer.ledger.mechanisms:
         return None
     mechanism = tokenizer.ledger.mechanisms[0]
@@ -396,7 +398,7 @@ def cost_together(
     delta: float,
     before: SpentBefore,
 ) -> WithTokenizer:
-    """Return what the steps of a run cost with the tokenizer that its plan names."""
+    """Return the total cost of a run's steps and of the tokenizer that its plan names."""
     of_tokenizer = histogram_steps(before)
     both = account_taken(sum_steps(taken, of_tokenizer), delta + before.delta, "pld")
     tokenizer = account_taken(of_tokenizer, before.delta, "prv")
@@ -415,7 +417,7 @@ def cost_together(
 def noise_beside(
     tokenizer: SpentRun, *, total_eps: float, delta: float, sample_rate: float, steps: int
 ) -> float:
-    """Return the least noise with which a training and its tokenizer keep within one epsilon."""
+    """Return the smallest noise multiplier for which training and tokenizer meet ``total_eps``."""
     of_tokenizer = as_mechanisms(tokenizer.taken, delta + tokenizer.plan.delta)
 
     def epsilon_of_both(noise_multiplier: float) -> float:

@@ -1,8 +1,9 @@
-"""``dpft doctor``: whether dpft can train on this machine, and which optional packages are missing.
+"""``dpft doctor``: check whether dpft can train on this machine and which extras are missing.
 
-Essential are Python and the required packages in their version ranges, a torch that computes, and a
-working folder that can be written to. The ranges come from the metadata of the installed dpft.
-Packages are not imported, so that a broken installation is described instead of met.
+Training needs Python and the required packages in their version ranges, a PyTorch that computes,
+and a writable working folder. The version ranges come from the metadata of the installed dpft.
+Packages other than torch are not imported, so a broken installation is reported instead of raising
+an error.
 """
 
 import os
@@ -28,29 +29,29 @@ class DoctorConfig(Section):
     """``dpft doctor``, conf/doctor.yaml."""
 
     output: Output = "table"
-    """table for people, or json: one object on stdout."""
+    """Output format: table for people, or json for one object on stdout."""
 
 
 class Check(StrictModel):
-    """A check."""
+    """Result of one check."""
 
     what: str
-    """What was looked for."""
+    """Name of the checked package, device or resource."""
     state: Literal["ok", "missing"]
-    """Whether it was found."""
+    """Whether the check succeeded."""
     found: str
-    """In words: a version, a number of GiB, or what to install."""
+    """Details as text: a version, a number of GiB, or the package to install."""
     essential: bool = False
-    """Whether dpft cannot train without it."""
+    """Whether dpft cannot train if the check fails."""
 
 
 class Doctor(Versioned):
-    """What this machine has and lacks."""
+    """Results of all checks of this machine."""
 
     can_train: bool
-    """Whether nothing essential is missing."""
+    """Whether all essential checks succeeded."""
     checks: tuple[Check, ...]
-    """Every check."""
+    """All checks, the essential ones first."""
 
 
 OK: Final = "ok"
@@ -75,7 +76,7 @@ def examine() -> Doctor:
 
 
 def doctor_parts(doctor: Doctor) -> list[Grid | str]:
-    """Return the checks as a table, and whether dpft can train."""
+    """Return the checks as a table, and a line that states whether dpft can train."""
     rows = [(check.state, check.what, check.found) for check in doctor.checks]
     lacks = [check.what for check in doctor.checks if check.essential and check.state == MISSING]
     last = f"dpft cannot train here: {', '.join(lacks)}." if lacks else "dpft can train here."
@@ -95,7 +96,7 @@ def package_checks() -> list[Check]:
 
 
 def device_check() -> Check:
-    """Return the device that torch computes on, after it has computed something."""
+    """Return a check of the device that torch computes on, after a test computation."""
     try:
         import torch
 
@@ -115,7 +116,7 @@ def device_check() -> Check:
 
 
 def folder_check() -> Check:
-    """Return whether a run can be written below the working folder."""
+    """Return a check that a run can be written below the working folder."""
     place = "outputs" if Path("outputs").exists() else "."
     try:
         tempfile.TemporaryFile(dir=place).close()
@@ -126,7 +127,7 @@ def folder_check() -> Check:
 
 
 def extra_check(extra: str) -> Check:
-    """Return whether the packages of an extra are installed, at versions in their ranges."""
+    """Return a check that the packages of an extra are installed in their version ranges."""
     checks = [_check(one.name, _version(one.name), one.specifier) for one in _requirements(extra)]
     lacks = [f"{check.what} {check.found}" for check in checks if check.state == MISSING]
     what = f"dpft[{extra}]"
@@ -137,7 +138,7 @@ def extra_check(extra: str) -> Check:
 
 
 def java_check() -> Check:
-    """Return whether there is a Java runtime, which the metric METEOR needs."""
+    """Return a check for a Java runtime, which the metric METEOR needs."""
     if shutil.which("java") is None:
         return Check(what="Java", state=MISSING, found="not on the PATH; METEOR needs it")
     return Check(what="Java", state=OK, found="on the PATH")
@@ -151,7 +152,7 @@ def _version(name: str) -> str | None:
 
 
 def _requirements(extra: str) -> list[Requirement]:
-    """Return the packages that an extra adds, or without one the required packages."""
+    """Return the packages that an extra adds, or the required packages if ``extra`` is empty."""
     try:
         every = [Requirement(line) for line in distribution("dpft").requires or ()]
     except PackageNotFoundError:
@@ -172,10 +173,10 @@ def _check(what: str, installed: str | None, wanted: SpecifierSet) -> Check:
 
 
 def check_machine(config: DoctorConfig) -> None:
-    """Print every check of this machine.
+    """Print all checks of this machine.
 
     Raises:
-        RunError: Something essential is missing.
+        RunError: An essential check failed.
     """
     doctor = examine()
     show_answer(Answer(table=doctor_parts(doctor), record=doctor), config.output)

@@ -1,7 +1,7 @@
-"""``dpft eval``, read from top to bottom: open the folder, score, write, print.
+"""``dpft eval``: open the folder, score, write and print.
 
-Scored is the model of a run, any other model, or a file of outputs. Every process of several
-(rank) runs this file.
+The command scores the model of a run, any other model, or a file of outputs. If several processes
+run the command, each of them (rank) executes this file.
 """
 
 import logging
@@ -53,18 +53,18 @@ logger = logging.getLogger(__name__)
 def evaluate(
     config: EvaluateConfig, folder: Path, *, composed: Composed | None = None
 ) -> list[Evaluation]:
-    """Score, write scores and texts, and write the report of a run again.
+    """Score, write scores and texts, and update the report of a run.
 
     Args:
-        config: What is scored.
-        folder: The run's, or a new one for any other model.
-        composed: What Hydra composed, written into ``.hydra/`` of a new folder.
+        config: What to score.
+        folder: The folder of the run, or a new folder for any other model.
+        composed: The composition by Hydra, written into ``.hydra/`` of a new folder.
 
     Returns:
-        The scores of each part of the split; without values on all ranks but rank 0.
+        The scores of each part of the split. Only rank 0 has their values.
 
     Raises:
-        InputError: Anything does not fit, or another process writes to the run's folder.
+        InputError: The configuration is invalid, or another process writes to the run's folder.
         StateError: A file of the run is damaged.
     """
     quiet_transformers()
@@ -106,7 +106,7 @@ def evaluate(
                 ranks=ranks,
             )
 
-        # 3. The files. The other ranks have ended: nothing here waits for them.
+        # 3. The files. The other ranks have finished, so they wait for nothing here.
         if ranks.is_rank_0:
             if config.run is None:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -126,18 +126,18 @@ def evaluate(
 
 
 def open_scored_folder(config: EvaluateConfig, folder: Path, stack: ExitStack) -> None:
-    """Lock a run's folder until ``stack`` closes, or check that another model's is none.
+    """Lock a run's folder until ``stack`` closes, or check that the folder contains no run.
 
     Raises:
-        InputError: Scores of another model would go into a run's folder, another process writes to
-            the run's folder, or the folder contains a link.
+        InputError: Scores of another model would be written to a run's folder, another process
+            writes to the run's folder, or the folder contains a link.
         StateError: A file of the run is damaged.
     """
     refuse_links(folder)
     stack.enter_context(crash_kept(folder))
     if config.run is not None:
         stack.enter_context(hold_run(folder))
-        # Files that could not be written again are rejected before anything is scored.
+        # Reject damaged files, which could not be updated, before scoring anything.
         read_own_evaluations(folder)
         if (folder / PRIVACY).exists():
             read_finished_run(folder)
@@ -154,7 +154,7 @@ def score_file(config: EvaluateConfig, predictions: str) -> Evaluation:
     """Return the scores of a file of outputs.
 
     Raises:
-        InputError: The split has several parts, and a file holds the outputs for one.
+        InputError: The split has several parts, but a file contains the outputs of only one part.
     """
     metric_specs(config.task.metrics)
     parts = config.task.parts(config.eval.split)
@@ -187,7 +187,7 @@ def score_file(config: EvaluateConfig, predictions: str) -> Evaluation:
 
 
 def model_to_score(config: EvaluateConfig) -> TrainedModel:
-    """Return the model of a run, or the one that ``model=`` names."""
+    """Return the model of a run, or the model that ``model=`` names."""
     if config.run is None:
         architecture = read_architecture(config.model)
         return TrainedModel(architecture=architecture, tokens=config.task.special_tokens)
@@ -207,10 +207,11 @@ def _warn_of_replaced_scores(folder: Path, evaluations: Sequence[Evaluation]) ->
 
 
 def show_scores(config: EvaluateConfig, evaluations: Sequence[Evaluation], folder: Path) -> None:
-    """Print the scores as a table or as one JSON object like metrics.json, without texts.
+    """Print the scores, without texts, as a table or as one JSON object like metrics.json.
 
     Scores of a private split are printed and marked, because the output of this command belongs to
-    its operator. In a job of submitit, stdout is a log file, which gets only what metrics.json has.
+    its operator. In a submitit job, stdout is a log file, so it shows only the scores that
+    metrics.json contains.
     """
     public = eval_split_is_public(config.task, config.eval)
     is_logged = rank_environment.submitted_task() is not None

@@ -1,14 +1,14 @@
-"""Map each way that a command can end to an exit code and a message on stderr.
+"""Exit codes and error messages for each way in which a command can end.
 
-Exit codes: 0 done, 1 failed while running, 2 bad input, 3 corrupted state, 141 where nobody reads
-the output any more; of a whole command also 130 interrupted and 143 terminated (SIGTERM).
+Exit codes: 0 success, 1 failure, 2 invalid input, 3 corrupted state, 141 closed output pipe. A
+whole command can also end with 130 (interrupted) or 143 (terminated by SIGTERM).
 
-The message of an error that nobody foresaw may quote what it failed on: a word that a table lacks,
-a record's length, the memory that a drawn batch asked for. A terminal is copied into bug reports
-and kept by batch systems, so a traceback there has the places in the code and the kinds of the
-errors alone; the whole text goes to the run's private/ (docs/dev/design.md, rule 7), and the
-terminal names that file. Before a process has read any record, nothing is withheld and nothing
-kept.
+The message of an unexpected error may quote private data: a word that a table lacks, the length of
+a record, or the memory that a sampled batch needs. Users copy terminal output into bug reports, and
+batch systems store it. A traceback on the terminal therefore contains only code locations and error
+types. The full traceback goes to the run's private/ (docs/dev/trust-rules.md, rule 7), and the
+terminal names that file. Until a process has read a record, messages are shown in full and nothing
+is stored.
 """
 
 import errno
@@ -28,19 +28,19 @@ from dpft.parallel.rank_environment import TERMINATED, error_stream, is_other_ra
 from dpft.run_folder import TRACEBACK, private_path, write_text
 
 FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-"""What a user can mend, and no crash: a full disk, or a folder that may not be written to."""
+"""Error numbers that a user can fix: a full disk, or a folder without write permission."""
 TOO_LONG = "a file's name must be at most 255 bytes long, got a longer one; give a shorter path."
-"""Of ``errno.ENAMETOOLONG``, another one; it quotes no name, which may be from a record."""
+"""Message for ``errno.ENAMETOOLONG``. It quotes no name, because the name may be from a record."""
 
 
 class _KeptIn(str):
-    """The note on an error that says where its whole text lies; the one note that is shown."""
+    """Note on an error that names the file with the full traceback; the only note that is shown."""
 
 
 def where(error: BaseException) -> str:
-    """Return the traceback of an error and of those it came from, without their messages.
+    """Return the traceback of an error and of its causes, without their messages.
 
-    The last line names the file that has them, where ``crash_kept`` wrote one.
+    The last line names the file with the messages if ``crash_kept`` wrote one.
     """
     parts = []
     for cause in reversed(_chain(error)):
@@ -54,13 +54,13 @@ def where(error: BaseException) -> str:
 
 @contextmanager
 def crash_kept(folder: Path) -> Iterator[None]:
-    """Keep the whole traceback of a crash in the block for the owner alone, and lets it pass.
+    """Write the full traceback of a crash in the block to a private file, and re-raise the error.
 
-    Nothing is kept before records were read, nor what an inner block has kept already.
+    Nothing is written before records were read, or if an inner block has written the traceback.
 
     Args:
-        folder: The run's; its private/ is made if need be. Where nothing can be written to it,
-            the text is lost.
+        folder: The folder of the run. Its private/ is created if necessary. If the folder is not
+            writable, the traceback is lost.
     """
     try:
         yield
@@ -86,7 +86,7 @@ def _kept_in(error: BaseException) -> list[_KeptIn]:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Return an error and those it came from, the last first, as Python would show them."""
+    """Return an error followed by its causes, in the order in which Python follows them."""
     chain = [error]
     while True:
         last = chain[-1]
@@ -99,26 +99,26 @@ def _chain(error: BaseException) -> list[BaseException]:
 FAILED = 1
 BAD_INPUT = 2
 READER_GONE = 141
-"""As a shell has it of a command that SIGPIPE ended: ``dpft … | head``."""
+"""Exit code that a shell reports for a command ended by SIGPIPE, such as ``dpft … | head``."""
 
 
 @dataclass
 class ExitStatus:
-    """How a job or a whole command ended."""
+    """Result of a job or of a whole command."""
 
     exit_code: int = 0
 
 
 @contextmanager
 def errors_reported(outcome: ExitStatus, *, withhold: bool = True) -> Iterator[None]:
-    """Report an error of the block on stderr, and put its exit code into ``outcome``.
+    """Report an error of the block on stderr, and store its exit code in ``outcome``.
 
-    An interrupt or a termination passes through: it ends a whole sweep, not one job of it.
+    Interrupts and terminations pass through, because they end a whole sweep and not only one job.
 
     Args:
-        outcome: Of the job in the block.
-        withhold: Whether to leave out the message of an unexpected error once records were read,
-            because it may quote one; the traceback is shown all the same.
+        outcome: Receives the exit code of the job in the block.
+        withhold: Whether to hide the message of an unexpected error after records were read,
+            because the message may quote a record. The traceback is shown in any case.
     """
     try:
         yield
@@ -154,12 +154,12 @@ def errors_reported(outcome: ExitStatus, *, withhold: bool = True) -> Iterator[N
 
 
 def say(text: str) -> None:
-    """Print one line on stderr, marked as dpft's."""
+    """Print one line on stderr with the prefix ``dpft:``."""
     print(f"dpft: {text}", file=sys.stderr)
 
 
 def _show(error: Exception, withhold: bool) -> None:
-    # Records reach the processes beside the first by other ways than ``dpft.data``.
+    # Ranks other than 0 also receive records in ways that ``dpft.data`` does not notice.
     withheld = withhold and (records_were_read() or is_other_rank())
     text = where(error) if withheld else "".join(traceback.format_exception(error))
     print(text.rstrip("\n"), file=error_stream(), flush=True)
@@ -172,13 +172,13 @@ INTERRUPTED = 130
 def command_outcome(outcome: ExitStatus) -> Iterator[None]:
     """Run a whole command in the block, under dpft's signal handling.
 
-    Whatever it ends with, its exit code is in ``outcome`` then.
+    When the block has ended in any way, its exit code is in ``outcome``.
     """
     try:
-        # The job itself, which reads records, reports its errors inside; others are Hydra's.
+        # The job, which reads records, reports its own errors. Errors that arrive here are Hydra's.
         with termination_as_exit(), errors_reported(outcome, withhold=False):
             yield
-            sys.stdout.flush()  # Only now an error shows that nobody reads it.
+            sys.stdout.flush()  # A closed pipe raises an error only when output is flushed.
     except KeyboardInterrupt:
         say("interrupted")
         outcome.exit_code = INTERRUPTED

@@ -1,8 +1,8 @@
 """``dpft export``: write a run's model and its privacy record to a folder, or upload them.
 
 The folder loads without dpft: transformers and peft read it, and the Hugging Face Hub reads its
-model card. It contains nothing of ``private/``. Merging an adapter only adds trained weights, which
-is post-processing, so epsilon is the run's.
+model card. It contains no file of ``private/``. Merging an adapter only adds trained weights, which
+is post-processing, so epsilon does not change.
 """
 
 import logging
@@ -39,9 +39,9 @@ def export(config: ExportConfig) -> None:
     """Write the model, its digests, privacy.json, the ledger and the model card.
 
     Raises:
-        InputError: There is no such run, the folder exists, the weights cannot be exported in this
-            way, or the Hub rejects the upload.
-        StateError: The base of the run's adapter is not the model that the run trained on.
+        InputError: The run does not exist, the folder exists, the weights cannot be exported in
+            this way, or the Hub rejects the upload.
+        StateError: The base of the run's adapter differs from the model that the run trained on.
     """
     quiet_transformers()
     folder = Path(config.run)
@@ -62,7 +62,7 @@ def export(config: ExportConfig) -> None:
             copy_adapter(partial, folder / MODEL, saved, trained_model, facts)
         write_released(partial, None if config.merge else recorded_base(folder / MODEL))
 
-        # 2. What the run guarantees.
+        # 2. The guarantee of the run.
         record = read_finished_run(folder)
         write_model(partial / PRIVACY, record.privacy)
         if (folder / LEDGER).exists():
@@ -84,7 +84,7 @@ def new_folder(folder: Path, to: str | None) -> Path:
     """Return the folder to write.
 
     Raises:
-        InputError: It exists, or cannot be created, or is inside the model to export.
+        InputError: The folder exists, cannot be created, or is inside the model to export.
     """
     target = folder / EXPORT if to is None else Path(to).expanduser()
     if target.exists() or target.is_symlink():
@@ -109,7 +109,7 @@ def new_folder(folder: Path, to: str | None) -> Path:
 
 @contextmanager
 def _written_folder(target: Path | None) -> Iterator[Path]:
-    """Give an empty folder that becomes ``target`` if all goes well; None: it is temporary."""
+    """Yield an empty folder that becomes ``target`` on success; None: a temporary folder."""
     if target is not None:
         with whole_or_absent(target) as partial:
             yield partial
@@ -120,7 +120,7 @@ def _written_folder(target: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def whole_or_absent(target: Path) -> Iterator[Path]:
-    """Give an empty folder that becomes ``target`` if all goes well, and is removed otherwise."""
+    """Yield an empty folder that becomes ``target`` on success and is deleted on failure."""
     above = next(parent for parent in target.parents if parent.exists())
     partial = above / f".{target.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -136,7 +136,7 @@ def whole_or_absent(target: Path) -> Iterator[Path]:
 def exported_model(
     config: ExportConfig, saved: TrainConfig, trained_model: TrainedModel, head: Head
 ) -> ExportedModel:
-    """Return what the model card states about the exported model.
+    """Return the statements of the model card about the exported model.
 
     Raises:
         InputError: The license or the base model is not known, or the adapter cannot be loaded
@@ -189,7 +189,7 @@ def exported_model(
 
 
 def _license_of_card(model: ModelConfig) -> str | None:
-    """Return the license in the model card of a local base model, if it has one."""
+    """Return the license in the model card of a local base model, or None."""
     from huggingface_hub import metadata_load
 
     card = None if model.folder is None else model.folder / "README.md"
@@ -202,10 +202,10 @@ def _license_of_card(model: ModelConfig) -> str | None:
 def write_whole_model(
     to: Path, model_folder: Path, saved: TrainConfig, trained_model: TrainedModel, head: Head
 ) -> None:
-    """Write a model that transformers loads by itself, merged with its adapter if it has one.
+    """Write a model that transformers loads without dpft, merged with its adapter if it has one.
 
     Raises:
-        InputError: The method's weights cannot be merged.
+        InputError: The weights of the method cannot be merged.
     """
     is_pooled = head.kind == CLASSIFIER and trained_model.architecture.pooling is not None
     if saved.method.saves_whole_model and not is_pooled:
@@ -251,7 +251,7 @@ def _generation_config(trained_model: TrainedModel) -> GenerationConfig:
     try:
         if source is not None:
             return GenerationConfig.from_pretrained(source, revision=model.revision or "main")
-    except OSError:  # the base has none
+    except OSError:  # the base has no generation configuration
         pass
     return GenerationConfig.from_model_config(trained_model.architecture.config())
 

@@ -1,4 +1,4 @@
-"""The Python object of a finished run, with its epsilon, its scores and its model."""
+"""Python object for a finished run, with its epsilon, its scores and its model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,47 +22,48 @@ from dpft.strict_model import as_json
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Run:
-    """The folder of a run that has ended, read.
+    """Finished run, as read from its folder.
 
-    Nothing is kept open: what later commands write into the folder is seen by opening it again.
+    The object keeps no file open. To see changes by later commands, open the run again.
     """
 
     folder: Path
-    """Where it lies."""
+    """Folder of the run."""
     config: TrainConfig
-    """What the run was configured to."""
+    """Configuration of the run."""
     record: RunRecord
-    """Content of its public files, and of private/metrics.json where that is there."""
+    """Contents of the run's public files, and of private/metrics.json if that file exists."""
 
     @property
     def epsilon(self) -> float | None:
-        """The upper bound that the run's ledger gives; None where there is none to rely on.
+        """The upper bound from the run's ledger, or None without a reliable bound.
 
-        That is a run without privacy, of a test's seed, or whose noise can be computed. Where the
-        records made the model's tokenizer, too, it is the bound of both.
+        A run has no reliable bound if it trained without privacy, if a test seed made its noise, or
+        if its noise can be computed. If the records were also used for the model's tokenizer, the
+        bound covers both.
         """
         stated = self.record.privacy
         return guarantee(stated)[0] if is_promised(stated) else None
 
     @property
     def delta(self) -> float | None:
-        """The delta that epsilon goes with; None where there is no epsilon."""
+        """The delta of the guarantee, or None if epsilon is None."""
         stated = self.record.privacy
         return guarantee(stated)[1] if is_promised(stated) else None
 
     @property
     def privacy(self) -> Mapping[str, Any]:
-        """Everything that epsilon depends on, under the names of privacy.json."""
+        """Everything that epsilon depends on, with the names of privacy.json."""
         privacy: Mapping[str, Any] = as_json(self.record.privacy)
         return privacy
 
     @property
     def scores(self) -> dict[str, float]:
-        """Metric to value after training, on the scales of metrics.json.
+        """Metric name to value after training, on the scales of metrics.json.
 
-        Where more than one split, or part of one, was scored, ``split/metric`` to value. Scores of
-        a private split are read from private/metrics.json: they are the owner's, are not covered
-        by epsilon, and are not there in a folder that was handed on without private/.
+        If several splits or parts of a split were scored, the keys are ``split/metric``. Scores of
+        a private split come from private/metrics.json. They are meant for the owner of the data,
+        epsilon does not cover them, and they are missing from a folder without private/.
         """
         entries = self.record.after()
         return {
@@ -73,19 +74,22 @@ class Run:
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
-        """Every split and stage, before training too; private ones as ``scores``."""
+        """Scores of every split and stage, including those before training.
+
+        For private splits, see ``scores``.
+        """
         return [as_json(entry) for entry in self.record.evaluations]
 
     @property
     def report(self) -> Path:
-        """The report, report.md; report.html lies beside it."""
+        """Path of report.md; report.html is in the same folder."""
         return self.folder / REPORT
 
     def load_model(self) -> PreTrainedModel:
         """Return the trained model on the CPU, in eval mode.
 
         Raises:
-            InputError: The model, or the base of what trained, cannot be found.
+            InputError: The model, or the base model of its adapter, cannot be found.
         """
         quiet_transformers()
         trained = self._trained
@@ -97,7 +101,7 @@ class Run:
         """Return the tokenizer that the run trained with.
 
         Raises:
-            InputError: It cannot be found.
+            InputError: The tokenizer cannot be found.
         """
         trained = self._trained
         task = self.config.task
@@ -109,7 +113,7 @@ class Run:
         return trained_model_of_run(self.folder, self.config)
 
     def __fspath__(self) -> str:
-        """Return the folder, so that a run can be given wherever a folder can."""
+        """Return the folder, so that functions which take a path accept a run."""
         return str(self.folder)
 
     def __repr__(self) -> str:
@@ -121,7 +125,7 @@ class Run:
         return f"Run({str(self.folder)!r}, {bound}, unit={stated.plan.unit!r})"
 
     def _repr_markdown_(self) -> str:
-        """Return what a notebook shows of the run."""
+        """Return the table that a notebook shows for the run."""
         config, stated = self.record.config, self.record.privacy
         rows = [("trained", f"{model_title(config, stated)} on {data_name(config.task)}")]
         if is_promised(stated):
@@ -142,11 +146,11 @@ class Run:
 
 
 def open_run(folder: "str | Path | Run") -> Run:
-    """Return the run in a folder, its training ended and its report written.
+    """Return the finished run in a folder.
 
     Raises:
-        InputError: There is none, it has not ended, or it has a symbolic link in it.
-        StateError: A file of it is damaged.
+        InputError: The folder contains no run or a symbolic link, or the run has not finished.
+        StateError: A file of the run is damaged.
     """
     path = Path(folder)
     config = saved_run(str(path))

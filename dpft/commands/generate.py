@@ -1,9 +1,9 @@
 """``dpft generate``: write synthetic records with a run's model, and a statement of their epsilon.
 
-No record that was trained on is read: the model goes on from the user's prompts, or from nothing
-where whole records were trained on. A text that the task's template does not divide into columns is
-drawn again, with other random numbers of the same seed, at most ``retries`` times; what is no row
-then is kept in a file of its own.
+The command reads no training record. The model continues prompts of the user, or starts from
+nothing if it was trained on whole records. If the task's template cannot parse a text into columns,
+the text is sampled again with other random numbers of the same seed, at most ``retries`` times.
+Texts that still cannot be parsed go to a separate file.
 """
 
 import logging
@@ -41,28 +41,28 @@ from dpft.tasks.custom import CustomTexts
 logger = logging.getLogger(__name__)
 
 Prompt = tuple[Mapping[str, Any], Example]
-"""A row in the task's format without its answer, and what the model goes on from."""
+"""Row in the format of the task without its answer, and the example that the model continues."""
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedTexts:
-    """What was written after some prompts."""
+    """Texts that were generated for some prompts."""
 
     texts: tuple[str, ...]
-    """The last text after each."""
+    """The last text for each prompt."""
     records: tuple[Record | None, ...]
-    """The row that it is; None where it is none."""
+    """The row that was parsed from each text, or None for an invalid text."""
     unread: tuple[int, ...]
-    """How many were no rows after the first attempt, after the second, and so on."""
+    """Number of invalid texts after the first attempt, after the second, and so on."""
 
     @property
     def rows(self) -> list[Record]:
-        """The rows, in the order of the prompts."""
+        """The valid rows, in the order of the prompts."""
         return [record for record in self.records if record is not None]
 
     def unparsed(self, prompts: Sequence[Prompt]) -> list[Record]:
-        """Return the texts that are no rows, each with the prompt's columns where it has any."""
+        """Return the invalid texts, each with the columns of its prompt if the prompt has any."""
         answers = zip(prompts, self.texts, self.records, strict=True)
         return [
             {"text": text} | ({"prompt": dict(row)} if row else {})
@@ -72,24 +72,24 @@ class GeneratedTexts:
 
 
 class GeneratedFiles(NamedTuple):
-    """The files to write."""
+    """Paths of the files to write."""
 
     records: Path
-    """The rows, in the format of the name."""
+    """The rows, in the format that the file name states."""
     statement: Path
-    """What they cost."""
+    """The privacy statement of the rows."""
     unparsed: Path
-    """Texts that are no rows, where there are any."""
+    """The invalid texts, if there are any."""
 
 
 def generate(config: GenerateConfig) -> GeneratedFiles:
     """Write records with a run's model, and a statement of their epsilon next to them.
 
-    The traceback of a crash is kept in the run's ``private/``.
+    The traceback of a crash is stored in the run's ``private/``.
 
     Raises:
-        InputError: Anything does not fit, or another process writes to the run's folder.
-        RunError: No text is a row.
+        InputError: The configuration is invalid, or another process writes to the run's folder.
+        RunError: No text can be parsed into a row.
         StateError: A file of the run is damaged.
     """
     quiet_transformers()
@@ -137,11 +137,11 @@ def generate(config: GenerateConfig) -> GeneratedFiles:
 
 
 def generated_task(config: GenerateConfig, trained: Task) -> TextTask:
-    """Return the task whose texts are written: the run's, or that of its whole records for num.
+    """Return the run's task, or the corresponding task for whole records if ``num`` is given.
 
     Raises:
-        InputError: It writes no texts, or no whole records and ``num`` is given, or what says what
-            was learned, such as ``task.learn_prompt``, is not what the model was trained with.
+        InputError: The task generates no texts, the task generates no whole records although
+            ``num`` is given, or a key such as ``task.learn_prompt`` differs from training.
     """
     task = config.task
     if not isinstance(task, TextTask) or task.written_from is None:
@@ -177,13 +177,13 @@ def generated_task(config: GenerateConfig, trained: Task) -> TextTask:
 
 
 def prompts_of(config: GenerateConfig, task: TextTask, check: Check = accept_all) -> list[Prompt]:
-    """Return what the model goes on from: the user's prompts, or nothing ``num`` times.
+    """Return the prompts that the model continues: the user's, or ``num`` empty prompts.
 
     ``check`` raises ``InputError`` for a prompt that the model cannot read.
 
     Raises:
-        InputError: Prompts are given and the task's records have none, or they are not of the
-            task's form.
+        InputError: Prompts are given although the task has no prompts, or they do not have the
+            format of the task.
     """
     if config.num is not None:
         return [({}, task.prompt({}))] * config.num
@@ -199,7 +199,7 @@ def prompts_of(config: GenerateConfig, task: TextTask, check: Check = accept_all
 
 
 def source_of_prompts(config: GenerateConfig, trained: Task) -> Prompts:
-    """Return where prompts come from; the run's own files are recognized if they have not moved."""
+    """Return the source of prompts; the run's own files are recognized if they have not moved."""
     if config.prompts is None:
         return "none"
     is_own = config.prompts != MEMORY and are_records(trained, config.prompts)
@@ -207,11 +207,11 @@ def source_of_prompts(config: GenerateConfig, trained: Task) -> Prompts:
 
 
 def new_files(folder: Path, to: str | None, task: TextTask) -> GeneratedFiles:
-    """Return the files to write, in the run's folder ``generated`` unless ``to`` names another.
+    """Return the files to write, in the run's folder ``generated`` unless ``to`` names a file.
 
     Raises:
-        InputError: One is there, or cannot be made, or ``to`` ends in no format, or in one that
-            cannot hold the task's rows.
+        InputError: A file exists or cannot be created, the extension of ``to`` names no format, or
+            the format cannot store the task's rows.
     """
     if to is None:
         numbers = range(1, len(list((folder / GENERATED).glob("*"))) + 2)
@@ -261,9 +261,9 @@ def generate_texts(
     prompts: Sequence[Prompt],
     ranks: Ranks = ALONE,
 ) -> GeneratedTexts:
-    """Return what the model writes after each prompt, with a bar on a terminal.
+    """Return the generated texts for all prompts, with a progress bar on a terminal.
 
-    The processes share the prompts; each of them has what all have written.
+    The processes share the prompts, and each process returns the texts of all.
     """
     with ranks.failing_together():
         device = own_device(config.train.prepare(), ranks)
@@ -281,7 +281,7 @@ def generate_texts(
     texts, unread = [""] * len(prompts), []
     places = list(range(len(prompts)))
     with batch_progress(shown=ranks.is_rank_0) as show:
-        # Where nothing is drawn, another attempt writes the same text.
+        # Without sampling, another attempt would generate the same text.
         retries = config.retries if config.decode.draws else 0
         for attempt in range(1 + retries):
             draws = Draws(places=places, attempt=attempt)
@@ -308,10 +308,10 @@ def write_generated(
     prompts: Sequence[Prompt],
     source: Prompts,
 ) -> None:
-    """Write the files, the statement first: no records lie there without it.
+    """Write the files, the statement first, so that no records exist without a statement.
 
-    Records are no more open to other users than the prompts that stand in them, and how many of
-    a user's prompts have become rows the statement does not say.
+    The records get at most the read permissions of the prompts, which are part of them. The
+    statement does not reveal how many of a user's prompts became rows.
     """
     unparsed = texts.unparsed(prompts)
     said = statement(
@@ -345,12 +345,16 @@ def _mode(config: GenerateConfig, source: Prompts) -> int:
 
 
 def _name_of(run: Path) -> str:
-    """Return a run's name, such as DATE/TIME: the records may go where this machine is unknown."""
+    """Return the name of a run, such as DATE/TIME, without the absolute path on this machine."""
     return "/".join(run.parts[-2:]) if run.is_absolute() else str(run)
 
 
 def _log_outcome(task: TextTask, files: GeneratedFiles, texts: GeneratedTexts) -> None:
-    """Log how many texts are rows, at once and in the end, and where they and the others are."""
+    """Log the number of valid texts, after one and after all attempts, and the paths of the files.
+
+    Raises:
+        RunError: No text is valid.
+    """
     total, first, last = len(texts.texts), texts.unread[0], texts.unread[-1]
     if task.written_columns:
         columns = ", ".join(task.written_columns)

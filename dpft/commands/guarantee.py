@@ -1,8 +1,9 @@
-"""Compute the guarantee of a finished run from its ledger, for each command that prints it.
+"""Guarantee of a finished run, computed from its ledger for each command that prints it.
 
 privacy.json records the numbers that were printed when it was written. This module reads from that
-file only what no ledger contains: parameter counts, where the run comes from, what audits found,
-how a search chose, and the points of the report's figure. Importing it imports no torch.
+file only facts that no ledger contains: parameter counts, the origin of the run, the results of
+audits, the selection of a search, and the points of the report's figure. Importing this module does
+not import torch.
 """
 
 import os
@@ -37,13 +38,13 @@ def private_guarantee(
     tokenizer_is_public: bool = False,
     curve: EpsilonCurve | None = None,
 ) -> PrivateRun:
-    """Return what a private run guarantees: epsilon is computed from the steps in its ledger.
+    """Return the guarantee of a private run, with epsilon computed from the steps in its ledger.
 
     Args:
         run: Contains the ledger, whose first line is the plan.
-        counts: Parameters of the model.
-        origin: Where the run comes from.
-        size_source: Who states the number of examples.
+        counts: Parameter counts of the model.
+        origin: Origin of the run.
+        size_source: Source of the number of examples.
         tokenizer_is_public: Whether the user stated that the model's tokenizer is public.
         curve: Epsilon over the plan's steps, if it was computed.
     """
@@ -72,13 +73,13 @@ def private_guarantee(
         public = (PUBLIC_TOKENIZER,) if tokenizer_is_public else ()
         return privacy.replace(warnings=(*privacy.warnings, *public))
     both = cost_together(run.whole, epsilon=bound.epsilon, delta=bound.delta, before=plan.tokenizer)
-    if plan.is_trial:  # no mechanism stands for the choice among trials: both epsilons add up
+    if plan.is_trial:  # no mechanism describes the choice among trials, so the epsilons are added
         both = both.replace(epsilon=both.tokenizer.simple_composition)
     return privacy.replace(with_tokenizer=both)
 
 
 def _bound_of(run: SpentRun) -> EpsilonBound:
-    """Return the bound of a run's own steps; of a search's trial, that of the whole search."""
+    """Return the bound of a run's own steps, or for a trial the bound of the whole search."""
     plan, calibration = run.plan, run.plan.calibration
     if plan.is_trial and calibration is not None:
         return EpsilonBound(
@@ -93,12 +94,12 @@ def _bound_of(run: SpentRun) -> EpsilonBound:
 
 @cache
 def _account(taken: tuple[tuple[Noise, int], ...], delta: float, leader: str) -> EpsilonBound:
-    """Return what noisy steps cost; runs that differ only in a seed are accounted for once."""
+    """Return the privacy cost of noisy steps; cached for runs that differ only in their seed."""
     return account_taken(dict(taken), delta, leader)
 
 
 def privacy_of(folder: Path) -> RunPrivacy:
-    """Return what a finished run guarantees; epsilon is computed from its ledger.
+    """Return the guarantee of a finished run, with epsilon computed from its ledger.
 
     Raises:
         InputError: The folder has no privacy.json, or belongs to a run that trained no model.
@@ -142,21 +143,22 @@ def privacy_of(folder: Path) -> RunPrivacy:
 
 
 def read_finished_run(folder: Path) -> RunRecord:
-    """Return the public files of a finished run, with the guarantee that its ledger gives.
+    """Return the public files of a finished run, with the guarantee computed from its ledger.
 
     Raises:
-        InputError: As ``privacy_of``, or a file cannot be read.
-        StateError: As ``privacy_of``.
+        InputError: As for ``privacy_of``, or a file cannot be read.
+        StateError: As for ``privacy_of``.
     """
     return read_run(folder, privacy_of(folder))
 
 
 def read_finished_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Path]]:
-    """Return the records of the finished runs in some folders, and the folders of the others.
+    """Return the records of the finished runs in some folders, and the folders of unfinished runs.
 
     Raises:
-        InputError: A folder holds none, or none of them has a report, or one has a symbolic link.
-        StateError: A run's files are damaged.
+        InputError: A folder contains no run, no run is finished, or a folder contains a symbolic
+            link.
+        StateError: The files of a run are damaged.
     """
     finished, unfinished = find_runs(folders)
     if not finished:
@@ -172,10 +174,10 @@ def read_finished_runs(folders: Sequence[Path]) -> tuple[list[RunRecord], list[P
 
 
 def rebuild_report(record: RunRecord) -> None:
-    """Write report.md, report.html and the model's card of a run again from its public files.
+    """Write report.md, report.html and the model card of a run again from its public files.
 
-    In the folder of a search every file keeps its time, which is that of the search's beginning:
-    another would tell how long the search took at most.
+    In the folder of a search, every file keeps its time, which is the time at which the search
+    began. A new time would reveal an upper bound on the duration of the search.
     """
     public = [path for path in record.folder.glob("*") if path.name != PRIVATE]
     below = [path for top in public for path in top.rglob("*")]

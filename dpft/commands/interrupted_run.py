@@ -1,11 +1,12 @@
-"""Read an interrupted run, and check that its plan, records and base model did not change.
+"""Interrupted runs: read one, and check that its plan, records and base model did not change.
 
-Task, model, method, privacy, the steps and the records stay. What changes only speed may be set
-again; if it changes bits, steps are not replayed (``dpft.training.checkpoint``).
+Task, model, method, privacy, steps and records must stay the same. Settings that affect only speed
+may change. If such a setting changes the computed bits, steps are not replayed
+(``dpft.training.checkpoint``).
 
-With ``resume=auto`` a command resumes the run in its folder, or begins one there. So torchrun and
-Slurm can restart it with the same arguments. It resumes a run only if it was begun with the same
-settings.
+With ``resume=auto``, a command resumes the run in its folder, or begins a run there. Therefore
+torchrun and Slurm can restart the command with the same arguments. The command resumes a run only
+if it began with the same settings.
 """
 
 import hmac
@@ -71,38 +72,38 @@ MAY_CHANGE = (
     *("train.checkpoint_every", "train.keep", "privacy.engine"),
     *("privacy.resume_overspend", "tracking", "parallel"),
 )
-"""Keys that a run may go on with otherwise; besides those of ``SECTIONS``."""
+"""Keys that may change when a run is resumed, in addition to those of ``SECTIONS``."""
 SECTIONS = ("eval", "decode", "metrics", "tracking", "parallel")
 
 
 def open_interrupted(folder: Path, stack: ExitStack) -> ResumePoint:
-    """Lock the folder of an interrupted run, and return where it stands.
+    """Lock the folder of an interrupted run, and return the point to resume from.
 
     Args:
-        folder: The run's.
+        folder: The folder of the run.
         stack: Holds the lock.
 
     Raises:
-        InputError: There is no run, or another process holds it.
-        StateError: Its checkpoint, its ledger or its scores are damaged.
+        InputError: The folder contains no run, or another process holds the lock.
+        StateError: The checkpoint, the ledger or the scores are damaged.
     """
     stack.enter_context(hold_run(folder))
     resume_point = find_resume_point(folder)
     if resume_point.has_ended:
-        check_model(folder, resume_point.ledger)  # It is scored, or stays as it is.
+        check_model(folder, resume_point.ledger)  # The model is final; only scoring may follow.
     if not is_reported(folder, resume_point):
         read_own_evaluations(folder)
     return resume_point
 
 
 def is_reported(folder: Path, resume_point: ResumePoint | None) -> bool:
-    """Return whether a run has ended and its report is written; rank 0 has the resume point."""
+    """Return whether a run has ended and its report exists; called on rank 0."""
     assert resume_point is not None
     return resume_point.has_ended and (folder / REPORT).exists() and (folder / PRIVACY).exists()
 
 
 def bound_noise(resume_point: ResumePoint | None) -> float | None:
-    """Return the noise multiplier of an interrupted run; None without privacy."""
+    """Return the noise multiplier of an interrupted run, or None without privacy."""
     assert resume_point is not None
     if resume_point.checkpoint.run.plan is None:
         return None
@@ -112,13 +113,13 @@ def bound_noise(resume_point: ResumePoint | None) -> float | None:
 def check_same_base(
     model: nn.Module, shards: ShardedModel | None, resume_point: ResumePoint | None
 ) -> None:
-    """Reject other frozen weights than the run began with.
+    """Reject frozen weights that differ from those that the run began with.
 
-    The checkpoint contains them too, and restores them; but what is released is used with those
-    that the configuration names.
+    The checkpoint restores the frozen weights as well. The released model, however, is used with
+    the weights that the configuration names.
 
     Raises:
-        StateError: A tensor of the model that no step changes is another one.
+        StateError: A tensor of the model that no step changes has changed.
     """
     assert resume_point is not None
     before = resume_point.checkpoint.run.frozen
@@ -135,14 +136,14 @@ def check_same_base(
 
 
 def whole_digests(model: nn.Module, shards: ShardedModel | None) -> dict[str, str]:
-    """Return the digests of a model's state, whose shards the other ranks help to gather."""
+    """Return the digests of a model's state, gathered from all ranks if the model is sharded."""
     return digests_of(model, read=None if shards is None else whole_reader(shards))
 
 
 def check_ended(
     resume_point: ResumePoint | None, plan: RunPlan, guarantee: DifferentialPrivacy | None
 ) -> None:
-    """Reject a run that has ended, but not as it was bound to."""
+    """Reject an ended run whose privacy settings were edited or whose steps are incomplete."""
     assert resume_point is not None
     if guarantee is not None:
         check_promises(resume_point, guarantee)
@@ -157,16 +158,16 @@ def check_ended(
 def resumed_configuration(
     folder: str, composed: Mapping[str, Any], overridden: Iterable[str]
 ) -> TrainCommand:
-    """Return the configuration of a run that goes on, with what may change.
+    """Return the configuration of a resumed run, with the overrides that are allowed.
 
     Args:
-        folder: The run's.
-        composed: What the command line composes to, as plain values.
-        overridden: Dotted keys of ``composed`` that take the place of the run's own.
+        folder: The folder of the run.
+        composed: The composition of the command line, as plain values.
+        overridden: Dotted keys of ``composed`` that replace the run's own values.
 
     Raises:
-        InputError: There is no such run, it has a symbolic link in its folder, or an override
-            changes what it is bound to.
+        InputError: The run does not exist, its folder contains a symbolic link, or an override
+            changes a setting that must stay the same.
     """
     refuse_links(Path(folder))
     if (Path(folder) / TUNING).exists():
@@ -200,7 +201,7 @@ def resumed_configuration(
 
 
 def kept_here(model: ModelConfig, folder: Path) -> ModelConfig:
-    """Return a model that a run keeps, at the path it has now: the folder may have been moved."""
+    """Return a model whose path is its current path if a copy is in the run's folder."""
     kept = folder / BASE_MODEL
     is_kept = is_base_model(model.path or "") and kept.is_dir()
     return model.replace(path=str(kept)) if is_kept else model
@@ -209,12 +210,12 @@ def kept_here(model: ModelConfig, folder: Path) -> ModelConfig:
 def restored_plan(
     config: TrainConfig, resume_point: ResumePoint, count_units: Callable[[], int]
 ) -> RunPlan:
-    """Return the plan that a run was bound to, once its configuration is known to say the same.
+    """Return the plan of a run after checking that the configuration matches the plan.
 
-    The noise multiplier is the one that was calibrated then, on whatever machine.
+    The noise multiplier is the one from the original calibration, possibly on another machine.
 
     Raises:
-        InputError: The configuration says otherwise, as one that was edited does.
+        InputError: The configuration differs from the plan, for example because it was edited.
     """
     size = public_size(config, count_units)
     steps = config.train.planned_steps(size.num_examples, of=size.noun)
@@ -243,7 +244,7 @@ def restored_plan(
         tokenizer=spent_before(tokenizer_of(config)),
         mechanism=_of_plan(config.mechanism, bound.mechanism),
     )
-    # What began it, a synthesis or a search, knows of them.
+    # A synthesis or a search sets these two fields, and the configuration does not contain them.
     configured = configured.replace(counts=bound.counts, is_trial=bound.is_trial)
     calibration = bound.calibration
     asked = None if calibration is None else calibration.target
@@ -261,7 +262,10 @@ def restored_plan(
 
 
 def _of_plan(config: MechanismConfig, bound: Mechanism) -> MechanismConfig:
-    """Return what chooses the mechanism of a plan: another machine may round it apart."""
+    """Return the mechanism of a plan after checking that the configuration agrees with it.
+
+    The plan's own mechanism is used, because another machine may round its numbers differently.
+    """
     same = type(bound) is config.makes
     if not same or (config.is_resolved and config.resolved(bound) != config):
         _refuse_edited(
@@ -280,7 +284,7 @@ def _refuse_edited(expected: str, got: str, *, key: str | None) -> NoReturn:
 
 
 def read_secrets(folder: Path) -> Secrets:
-    """Return a run's keys."""
+    """Return the secret keys of a run."""
     unit = _read_key(folder / UNIT_KEY)
     held_out = held_out_key(folder)[0] if (folder / HELD_OUT_KEY).exists() else None
     audit = _read_key(folder / AUDIT_KEY)
@@ -288,7 +292,7 @@ def read_secrets(folder: Path) -> Secrets:
 
 
 def check_same_records(folder: Path, training_set: TrainingSet) -> None:
-    """Reject to go on with other records than the run began with."""
+    """Reject training records that differ from those that the run began with."""
     path = folder / FINGERPRINT
     try:
         expected = read_model(path, Fingerprint)
@@ -309,17 +313,17 @@ def check_same_records(folder: Path, training_set: TrainingSet) -> None:
 
 
 def has_scores(folder: Path, stage: str) -> bool:
-    """Return whether scores of that stage are there, those of private splits in private/."""
+    """Return whether scores of a stage exist, those of private splits in private/."""
     entries = [entry for entry in read_own_evaluations(folder) if entry.stage == stage]
     return bool(entries) and all(entry.examples is not None for entry in entries)
 
 
 @contextmanager
 def hint_of_resume(folder: Path) -> Iterator[None]:
-    """Say, when the block breaks off, how to go on with the run or the search in a folder.
+    """Print how to resume the run or the search in a folder if the block is interrupted.
 
-    It says nothing where there is nothing to go on, nor where the folder was refused as corrupted:
-    the refusal says what to do.
+    Nothing is printed if there is nothing to resume, or for a corrupted folder, whose error message
+    explains the next step.
     """
     try:
         yield
@@ -330,7 +334,7 @@ def hint_of_resume(folder: Path) -> Iterator[None]:
         if command == "tune" or checkpoints(folder / CHECKPOINTS):
             here = Path.cwd()
             short = folder.relative_to(here) if folder.is_relative_to(here) else folder
-            say(f"to go on: {_way_to_go_on(command, str(short))}")
+            say(f"to resume: {_way_to_go_on(command, str(short))}")
         raise
 
 
@@ -372,7 +376,7 @@ def _check_may_change(key: str, saved: dict[str, Any]) -> None:
 
 
 def _has_privacy_key(key: str, saved: Mapping[str, Any]) -> bool:
-    """Return whether a key means anything to a run: without noise it does where that clips."""
+    """Return whether a privacy key has an effect; without noise, only if the run clips."""
     if saved["name"] != "none":
         return True
     return key.partition(".")[2] in saved and saved.get("max_grad_norm") is not None
@@ -391,10 +395,10 @@ def _read_key(path: Path) -> bytes | None:
 
 
 def automatically_resumed(command: TrainCommand, folder: Path) -> TrainCommand:
-    """Return the command that ``resume=auto`` stands for: resume the run in the folder, or begin.
+    """Return the command for ``resume=auto``: resume the run in the folder, or begin a run.
 
     Raises:
-        InputError: As ``resumed_configuration``, or the run there was begun with other settings.
+        InputError: As for ``resumed_configuration``, or the run began with other settings.
     """
     if command.resume != AUTO:
         return command

@@ -1,9 +1,9 @@
-"""Read what a run spent from the ledger in its folder, and find ledgers below a folder.
+"""Account of what a run has spent according to its ledger, and a search for ledgers in folders.
 
-The ledger, whose first line is the plan, records what a run spent. All other files of the folder
-are reports about the run: no command decides by them what was spent.
+The first line of a ledger is the plan; the other lines record what the run spent. All other files
+of the folder are reports about the run. No command uses them to decide what was spent.
 
-Importing it imports no torch, so that a command is refused at once.
+Importing this module does not import torch, so that a command can reject its arguments at once.
 """
 
 import os
@@ -39,47 +39,49 @@ from dpft.run_folder import (
 )
 
 CLOSING_LINE = "closing line"
-"""What shows the end of a finished run's ledger where private/ is not there."""
+"""Evidence that a ledger is complete if ``private/`` is missing: the closing line of a finished
+run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpentRun:
-    """A run's noisy steps and what their epsilon means."""
+    """The noisy steps of a run, and what their epsilon depends on."""
 
     folder: str
     ledger: LedgerRecord
     plan: Plan
     taken: Mapping[Noise, int]
-    """How many steps were taken under each noise."""
+    """Number of steps taken at each noise level."""
     end: str | None
-    """What shows that no line is missing at the ledger's end; None where nothing does."""
+    """Evidence that no line is missing at the end of the ledger; None if there is no evidence."""
 
     @property
     def steps(self) -> int:
-        """Noisy steps to account for."""
+        """Number of noisy steps to account for."""
         return self.ledger.counted_steps
 
     @property
     def whole(self) -> Mapping[Noise, int]:
-        """The steps taken, and that of the histogram whose epsilon is the run's, too."""
+        """The steps taken, plus the histogram's step if the run's epsilon covers the histogram."""
         counts = self.plan.counts
         before = {} if counts is None else histogram_steps(counts)
         return sum_steps(self.taken, before)
 
 
 def histogram_steps(before: SpentBefore) -> Mapping[Noise, int]:
-    """Return the one noisy step of a histogram that a plan names."""
+    """Return the one noisy step of a histogram that a plan records."""
     return {noise_of(before.mechanism): 1}
 
 
 def read_spent_of_synthesis(folder: str) -> SpentRun:
-    """Return what a synthesis has spent, as its training's ledger has it; else as ``read_spent``.
+    """Return what a synthesis has spent, from the ledger of its training.
 
-    Until that ledger has its first line, it is what the histogram's own has.
+    Until that ledger has a first line, return what the ledger of the histogram records, as
+    ``read_spent`` does.
 
     Raises:
-        InputError: As ``read_spent``.
-        StateError: As ``read_spent``.
+        InputError: As in ``read_spent``.
+        StateError: As in ``read_spent``.
     """
     path = Path(folder)
     training = path / TRAINING
@@ -90,16 +92,17 @@ def read_spent_of_synthesis(folder: str) -> SpentRun:
 
 
 def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
-    """Return what a run has spent, finished or not.
+    """Return what a run has spent, whether it has finished or not.
 
     Args:
-        folder: The run's; of its files the ledger alone is needed.
-        trial: Whether it may be a search's, of whose steps alone no epsilon follows.
+        folder: Folder of the run, in which only the ledger is required.
+        trial: Whether the run may be a trial of a search. No epsilon follows from the steps of a
+            single trial.
 
     Raises:
-        InputError: The folder holds no private run, or a search's; or an earlier version's ledger.
-        StateError: The ledger, or what ``private/`` knows of the steps, is damaged, or they do not
-            agree.
+        InputError: The folder contains no private run, belongs to a search, or has a ledger of an
+            earlier version.
+        StateError: The ledger or the step records in ``private/`` are damaged, or the two disagree.
     """
     path = Path(folder)
     ledger = read_run_ledger(path)
@@ -139,9 +142,9 @@ def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
 
 
 def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
-    """Reject a model in a run's folder that is not the one which its ledger says was released.
+    """Reject a model in a run's folder that is not the model that its ledger records as released.
 
-    A run without privacy has no ledger, and nothing to compare with.
+    A run without privacy has no ledger, so there is nothing to compare.
     """
     if ledger is not None and ledger.closed:
         check_released(folder / MODEL, ledger.released, ledger=folder / LEDGER)
@@ -166,34 +169,36 @@ def _why_no_ledger(folder: Path) -> Fault:
 
 
 def _is_open(folder: Path) -> bool:
-    """Return whether a folder is of a run with ``privacy=none``."""
+    """Return whether a folder belongs to a run with ``privacy=none``."""
     asked = read_saved(folder / CONFIGURATION).get("privacy")
     return isinstance(asked, dict) and asked.get("name") == "none"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoundRuns:
-    """The ledgers below some folders."""
+    """The ledgers found below some folders."""
 
     folders: tuple[str, ...]
-    """Of runs whose steps count."""
+    """Folders of the runs whose steps count."""
     left_out: tuple[str, ...] = ()
-    """A sentence for each folder that does not count, and why."""
+    """One sentence for each skipped folder, with the reason."""
 
 
 def find_ledgers(
     given: Sequence[str], *, leave_out: Sequence[str] = (), data_id: str | None = None
 ) -> FoundRuns:
-    """Return every run with a ledger in some folders or below them, however deep.
+    """Return every run with a ledger in the given folders or at any depth below them.
 
     Args:
-        given: Folders of runs, or of many.
-        leave_out: Folders to leave out, on the user's word.
-        data_id: Leaves out runs whose plan names other data by ``privacy.data_id``.
+        given: Folders of single runs, or folders that contain runs.
+        leave_out: Folders to skip at the user's request.
+        data_id: Public name of the data. Runs whose plan has another ``privacy.data_id`` are
+            skipped.
 
     Raises:
-        InputError: A folder holds no run; one without privacy is among them, which no total
-            covers; one is named twice; or what is to be left out is not among them.
+        InputError: A folder contains no run, a folder is named twice, or a folder in ``leave_out``
+            is not among the runs. A run without privacy is rejected too, because no total covers
+            it.
     """
     folders: list[str] = []
     notes: list[str] = []
@@ -213,7 +218,7 @@ def find_ledgers(
         for run in below:
             if run.resolve() in to_leave:
                 unused.pop(run.resolve(), None)
-                notes.append(f"{run}: left out by leave_out")
+                notes.append(f"{run}: skipped by leave_out")
             elif _is_open(run) and not (run / LEDGER).exists():
                 raise InputError(
                     f"runs must be private, but {str(run)!r} was trained with privacy=none, so no"
@@ -250,10 +255,10 @@ def find_ledgers(
 
 
 def _runs_below(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the run in a folder and all below it, by name, and the links that are not followed.
+    """Return the sorted runs in and below a folder, and notes on links that are not followed.
 
-    In a run's own folder only a further ledger is another run; those in its ``private/`` are of a
-    search's trials, whose bound stands with the search.
+    Inside the folder of a run, only another ledger marks another run. Ledgers in its ``private/``
+    belong to trials of a search, whose bound is recorded with the search.
     """
     runs: list[Path] = []
     links: list[str] = []
@@ -274,7 +279,7 @@ def _runs_below(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def _by_numbers(run: Path) -> list[tuple[int, str]]:
-    """Return what orders the runs of a sweep: 2 comes before 10."""
+    """Return the sort key for the runs of a sweep: 2 comes before 10."""
     return [(int(part) if part.isdecimal() else -1, part) for part in run.parts]
 
 
@@ -282,9 +287,9 @@ def saved_run(folder: str) -> TrainConfig:
     """Return the configuration of a run whose training has ended.
 
     Raises:
-        InputError: There is no such folder, it has a symbolic link in it, or its training has not
-            ended.
-        StateError: Its ledger is damaged or gone.
+        InputError: The folder does not exist, contains a symbolic link, or belongs to a run whose
+            training has not ended.
+        StateError: The ledger of the run is damaged or missing.
     """
     refuse_links(Path(folder))
     path = Path(folder) / CONFIGURATION

@@ -1,8 +1,8 @@
-"""``dpft list``: print the names of tasks, models, methods, recipes or metrics.
+"""Lists of the names of tasks, models, methods, recipes or metrics (``dpft list``).
 
-The descriptions are the first comments of the YAML files in ``conf/``. Models also have their size,
-license and memory, which a table and JSON show. The facts of a model that a run does not need are
-in a comment of its YAML, and a test computes them again from its ``architecture``.
+The descriptions are the first comments of the YAML files in ``conf/``. For models, the table and
+the JSON also show size, license and memory. A comment in the YAML file of a model contains the
+facts that a run does not need. A test recomputes these facts from the model's ``architecture``.
 """
 
 import json
@@ -18,10 +18,10 @@ from dpft.config.section import Section
 from dpft.strict_model import AtLeastOne, Positive, StrictModel, as_json
 
 GROUPS = {"tasks": "task", "models": "model", "methods": "method", "recipes": "experiment"}
-"""What can be asked for, and the folder of conf/ that has it."""
+"""The kinds of names that can be listed, and the folder of ``conf/`` that contains each kind."""
 LISTED = (*GROUPS, "metrics")
 CHECKED = "run by make recipes"
-"""How each recipe is checked: ``make recipes`` trains, scores and reports it in small."""
+"""How each recipe is checked: ``make recipes`` trains, scores and reports a small version of it."""
 HEADER = ("NAME", "PARAMETERS", "LICENSE", "LORA MEMORY", "DESCRIPTION")
 UNKNOWN = "-"
 _FACTS = re.compile(r"(?m)^# Parameters: ([\d,]+)\.(?: LoRA memory: ([\d.]+) GB\.)?$")
@@ -35,29 +35,29 @@ CATEGORIES = {
     "recipes": "complete runs, many of published papers: experiment=NAME",
     "metrics": "scores: task.metrics=[NAME]",
 }
-"""What ``dpft list`` can print."""
+"""The categories that ``dpft list`` can print, each with a description."""
 
 
 class ListConfig(Section):
-    """``dpft list``, conf/list.yaml."""
+    """The configuration of ``dpft list``, conf/list.yaml."""
 
     what: Literal["tasks", "models", "methods", "recipes", "metrics"] | None = None
-    """tasks, models, methods, recipes or metrics; null: these categories."""
+    """tasks, models, methods, recipes or metrics; null lists these categories."""
     output: Output = "table"
-    """table for people, or json: one object on stdout."""
+    """table for people, or json for one object on stdout."""
 
 
 class ListedModel(StrictModel):
     """A model of conf/model."""
 
     parameters: AtLeastOne | None = None
-    """Number of parameters, with the head of its usual task; absent if the YAML does not state
-    the architecture."""
+    """Number of parameters, including the head of the model's usual task; absent if the YAML file
+    does not state the architecture."""
     license: str | None = None
-    """The Hub's identifier of the weights' license; absent if there are no weights."""
+    """License of the weights, as an identifier of the Hub; absent if there are no weights."""
     lora_memory_gb: Positive | None = None
-    """Peak memory of one process in GB (10^9 bytes), as ``dpft plan`` estimates it for method=lora
-    of rank 8 and one record at once, of 512 tokens or one image."""
+    """Peak memory of one process in GB (10^9 bytes), as estimated by ``dpft plan`` for method=lora.
+    The estimate is for rank 8 and one record at a time (512 tokens, or one image)."""
     description: str
     """Description in one line."""
 
@@ -66,18 +66,18 @@ class Listing(StrictModel):
     """The names of the requested kind, each with its description."""
 
     categories: Mapping[str, str] | None = None
-    """The kinds of names, each with a line."""
+    """The kinds of names, each with a description."""
 
     tasks: Mapping[str, str] | None = None
-    """The tasks, each with a line."""
+    """The tasks, each with a description."""
     models: Mapping[str, ListedModel] | None = None
     """The models, each with its size, license and memory."""
     methods: Mapping[str, str] | None = None
-    """The methods, each with a line."""
+    """The methods, each with a description."""
     recipes: Mapping[str, str] | None = None
-    """The recipes, each with a line."""
+    """The recipes, each with a description."""
     metrics: Mapping[str, str] | None = None
-    """The metrics, each with a line."""
+    """The metrics, each with a description."""
 
 
 def expand(overrides: list[str]) -> list[str]:
@@ -103,7 +103,7 @@ def list_names(config: ListConfig) -> None:
 
 
 def listed(what: str) -> dict[str, str]:
-    """Return each name and what it is, in a line; of a recipe also how it is checked."""
+    """Return each name with a one-line description; for recipes, also state how each is checked."""
     if what == "metrics":
         from dpft.evaluation.metrics.base import METRICS
 
@@ -147,7 +147,7 @@ def short(number: int) -> str:
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return rows as lines with aligned columns, two spaces apart."""
+    """Return rows as lines with aligned columns, separated by two spaces."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

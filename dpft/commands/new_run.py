@@ -1,9 +1,9 @@
-"""Create the folder of a new run: check that it is unused, lock it, write the first files.
+"""Creation of a new run's folder: check that it is unused, lock it, and write the first files.
 
-A run begins only where no privacy was spent and nothing stale is left. Its date and versions are
-written once, in ``private/``, so that the report of a run that is resumed on another day has the
-same ones. The date has no time of day, which would reveal how long steps took (docs/dev/design.md,
-rule 7).
+A run begins only if no privacy was spent in its folder and no outdated file is left there. The date
+and the versions are written once, in ``private/``, so that a run that is resumed on another day
+reports the same values. The date has no time of day, because a time would reveal how long steps
+took (docs/dev/design.md, rule 7).
 """
 
 import hashlib
@@ -90,20 +90,21 @@ logger = logging.getLogger(__name__)
 
 
 class Fingerprint(Versioned):
-    """private/fingerprint: by what a run knows its training records again."""
+    """The content of private/fingerprint, by which a run recognizes its training records."""
 
     key: str
-    """Random, in hexadecimal."""
+    """Random key, in hexadecimal."""
     hmac: str
-    """Of the records under the key: a plain hash would tell whoever has it and a guess."""
+    """Keyed hash of the records. A plain hash would let its reader confirm a guess about the
+    records."""
 
 
 def refuse_used_folder(folder: Path) -> None:
-    """Reject a folder where privacy was spent, or with what was made of another run's model.
+    """Reject a folder in which privacy was spent, or that contains outputs of another run's model.
 
     Raises:
-        InputError: There is a ledger, or an earlier run whose model other commands made something
-            public of, or a search.
+        InputError: The folder contains a ledger, a search, or an earlier run from whose model other
+            commands made public files.
     """
     if (folder / TUNING).exists():
         raise InputError(
@@ -136,10 +137,10 @@ def refuse_used_folder(folder: Path) -> None:
 
 
 def has_begun(folder: Path) -> bool:
-    """Return whether a run here may have taken a noisy step.
+    """Return whether a run in a folder may have taken a noisy step.
 
-    One that broke off before its first checkpoint was whole took none, and left a ledger that is
-    empty, or has but the line that names the run.
+    A run that was interrupted before its first checkpoint was complete took no step. Its ledger is
+    empty, or contains only the line that names the run.
     """
     ledger = folder / LEDGER
     if read_journal(folder / JOURNAL):  # Whatever became of the ledger since.
@@ -155,10 +156,11 @@ def has_begun(folder: Path) -> bool:
 
 
 def start_anew(folder: Path) -> None:
-    """Remove what an earlier run of dpft left that took no noisy step here.
+    """Remove what an earlier run of dpft that took no noisy step here has left.
 
-    Its checkpoints would count as newer than this run's first one, its model would lie beside
-    this run's ledger if this run broke off, and its canaries would seem to be this run's.
+    The checkpoints of that run would count as newer than this run's first checkpoint. If this run
+    were interrupted, the old model would be next to the new ledger. The old canaries would be taken
+    for this run's canaries.
     """
     if not (folder / CONFIGURATION).exists():
         return
@@ -176,10 +178,10 @@ def start_anew(folder: Path) -> None:
 
 
 def hold_new_folder(folder: Path, stack: ExitStack) -> None:
-    """Make the folder of a new run, and lock it until the stack is closed.
+    """Create the folder of a new run, and lock it until the stack is closed.
 
     Raises:
-        InputError: Another process holds it, or has begun a run there meanwhile.
+        InputError: Another process holds the folder, or has begun a run in it in the meantime.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stack.enter_context(hold_run(folder))
@@ -188,22 +190,22 @@ def hold_new_folder(folder: Path, stack: ExitStack) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:
-    """A run's keys, from its private folder."""
+    """The secret keys of a run, from its private folder."""
 
     unit_key: bytes
     held_out_key: bytes | None
     audit_key: bytes
-    """Of which canaries and their coins are made."""
+    """Key from which the canaries and their coin flips are derived."""
 
 
 def fresh_secrets(config: TrainConfig) -> Secrets:
-    """Return the keys of a run that begins; two of them are those of a test's seed, if any."""
+    """Return the keys of a new run; with a test's seed, two of them are derived from the seed."""
     units, audit = (secret_key(name, config.privacy.noise_seed) for name in ("units", "audit"))
     return Secrets(unit_key=units, held_out_key=new_key(), audit_key=audit)
 
 
 def fingerprint_text(training_set: TrainingSet) -> str:
-    """Return the private file by which a run will know its records again."""
+    """Return the content of the private file by which a run will recognize its records."""
     key = entropy.token_bytes(32)
     hmac = fingerprint(training_set.examples, training_set.units, key)
     return json_text(Fingerprint(key=key.hex(), hmac=hmac)) + "\n"
@@ -220,17 +222,17 @@ def write_beginning(
     canaries: Sequence[Canary],
     composed: Composed | None,
 ) -> None:
-    """Write into a new run's folder, which this process holds, what the run begins with.
+    """Write the first files into the folder of a new run, which this process holds.
 
     Args:
-        folder: The run's.
-        config: With every null filled.
-        asked: As it was asked for, by which ``resume=auto`` recognizes it.
-        secrets: The run's keys.
-        division: Which records were held out.
-        training_set: The records, by whose fingerprint a resumed run recognizes them.
-        canaries: Those that an audit will look for.
-        composed: What Hydra composed, written into ``.hydra/``.
+        folder: Folder of the run.
+        config: The configuration, with every null filled in.
+        asked: The requested configuration, by which ``resume=auto`` recognizes the run.
+        secrets: The keys of the run.
+        division: The held-out records.
+        training_set: The training records. Their fingerprint lets a resumed run recognize them.
+        canaries: The canaries that an audit will look for.
+        composed: What Hydra composed, to be written into ``.hydra/``.
     """
     start_anew(folder)
     starting = starting_models(config.model)
@@ -254,10 +256,12 @@ def write_begun(
     asked: str | None = None,
     starting_models: Sequence[StartingModel] = (),
 ) -> None:
-    """Write down that the run in a folder begins today (UTC), and with which versions.
+    """Record that the run in a folder begins today (UTC), and with which versions.
 
-    ``asked`` tells the configuration that was asked for from any other; ``starting_models`` are
-    what the model that it starts from has promised already.
+    Args:
+        folder: Folder of the run.
+        asked: A digest that distinguishes the requested configuration from any other.
+        starting_models: Guarantees that already hold for the model from which the run starts.
     """
     begun = BegunFile(
         date=datetime.now(UTC).date().isoformat(),
@@ -272,13 +276,13 @@ def write_begun(
 
 
 def read_begun(folder: Path) -> BegunFile:
-    """Return when and with what a run was begun; a run that is older says nothing."""
+    """Return when and with which versions a run was begun; the fields of an older run are empty."""
     path = folder / BEGUN
     return read_model(path, BegunFile) if path.exists() else BegunFile()
 
 
 def origin(config: TrainConfig, begun: BegunFile) -> Origin:
-    """Return what privacy.json says of a run's day, versions, model and data."""
+    """Return the date, versions, model and data of a run, as privacy.json records them."""
     path = config.model.path
     model_folder = config.model.folder if path and not is_base_model(path) else None
     return Origin(
@@ -290,9 +294,9 @@ def origin(config: TrainConfig, begun: BegunFile) -> Origin:
 
 
 def checked_out_commit(root: Path) -> str | None:
-    """Return the commit of the git checkout in a folder, or None of none.
+    """Return the commit of the git checkout in a folder, or None if the folder is not a checkout.
 
-    It has ``-dirty`` behind it where files differ from it.
+    The commit ends in ``-dirty`` if files differ from it.
     """
     if not (root / ".git").exists():
         return None
@@ -307,16 +311,16 @@ def checked_out_commit(root: Path) -> str | None:
 
 
 def digest_of(config: TrainConfig) -> str:
-    """Return what tells a configuration from any other, as it was asked for."""
+    """Return a digest that distinguishes a requested configuration from any other."""
     words = json.dumps(plain(config), sort_keys=True, default=str)
     return hashlib.sha256(words.encode()).hexdigest()
 
 
 def starting_models(model: ModelConfig) -> list[StartingModel]:
-    """Return what each private training of a model guarantees its records, the last one first.
+    """Return what each earlier private training of a model guarantees its records, latest first.
 
-    The guarantee of a run's model (``model.path``), or of an exported one, is computed from the
-    ledger beside it; those of still earlier trainings are as its privacy.json recorded them.
+    The guarantee of a run's model (``model.path``) or of an exported model is computed from the
+    ledger next to it. The guarantees of earlier trainings are as recorded in its privacy.json.
     """
     folder = _run_beside(model)
     if folder is None:
@@ -350,9 +354,9 @@ def starting_models(model: ModelConfig) -> list[StartingModel]:
 
 
 def _run_beside(model: ModelConfig) -> Path | None:
-    """Return the folder with the privacy.json of a model that dpft trained; None: there is none.
+    """Return the folder with the privacy.json of a model that dpft trained, or None.
 
-    It is the model's own folder, if it was exported, or that of the run.
+    This is the model's own folder if the model was exported, else the folder of the run.
     """
     if model.path is None:
         return None

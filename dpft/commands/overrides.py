@@ -1,10 +1,10 @@
-"""Turn the overrides of each command into its configuration, with values from the run it names.
+"""Conversion of each command's overrides to its configuration, with values from the run it names.
 
-With ``run=RUN`` a subcommand's ``expand`` chooses the run's task before Hydra composes, so that
-every key of that task can be set; the values come from the run's config.yaml afterwards, unless an
-override says otherwise. One function for each command that takes anything from a run's folder makes
-its configuration. A fault in a command is said before torch is imported, so that only a run's own
-folder is read by rooms that need it.
+With ``run=RUN``, the ``expand`` function of a subcommand selects the run's task before Hydra
+composes, so that every key of that task can be set. Afterwards, the values are taken from the run's
+config.yaml unless an override sets them. Each command that takes anything from a run's folder has
+one function here that makes its configuration. Errors in the arguments are reported before torch is
+imported; only the run's own folder is read by packages that need torch.
 """
 
 from collections.abc import Sequence
@@ -49,16 +49,16 @@ if TYPE_CHECKING:
 
 PUBLIC, PUBLISH = "eval.split_is_public", "eval.publish_private_scores"
 ROWS = ("task.data_dir", "task.source", "task.hub_", "task.urls")
-"""How the keys begin that say where rows are."""
+"""Prefixes of the keys that set the source of the rows."""
 SPLIT = {"eval.split", "eval.held_out"}
-"""Keys that say which of those rows are scored."""
+"""Keys that select which of those rows are scored."""
 CLIPPING_NORM = "privacy.max_grad_norm"
 CLIPPING_NORMS = ("method.bitfit_max_grad_norm",)
-"""Keys outside ``privacy`` that say how gradients are clipped; null takes none."""
+"""Keys outside ``privacy`` that set how gradients are clipped; null sets no norm."""
 
 
 def with_task_of_run(overrides: list[str]) -> list[str]:
-    """Return the overrides, with the task of the run that ``run=`` names chosen first."""
+    """Return the overrides, preceded by the task of the run that ``run=`` names."""
     folder = given_text(overrides, "run")
     if folder is None:
         return overrides
@@ -66,9 +66,9 @@ def with_task_of_run(overrides: list[str]) -> list[str]:
 
 
 def with_model_of_path(overrides: list[str]) -> list[str]:
-    """Return the overrides, with ``model=local`` first where only a folder is given.
+    """Return the overrides, preceded by ``model=local`` if only a model folder is given.
 
-    What a named model has besides its weights, such as targets of LoRA, is not the folder's.
+    Other settings of a named model, such as the targets of LoRA, do not apply to the folder.
     """
     given = given_overrides(overrides)
     is_named = "model" in given or "experiment" in given
@@ -78,11 +78,11 @@ def with_model_of_path(overrides: list[str]) -> list[str]:
 
 
 def with_method_of_labels(overrides: list[str]) -> list[str]:
-    """Return the overrides, with ``method=linear_probe`` first where labels of one's own need it.
+    """Return the overrides, preceded by ``method=linear_probe`` if your labels need it.
 
-    That is for a new head (``task.objective=cls``) on a pre-trained model, where neither a method
-    nor a recipe is given: of the noise on every weight, hundreds or thousands of records learn
-    nothing (docs/how-to/bad-scores.md).
+    This applies to a new head (``task.objective=cls``) on a pre-trained model, if neither a method
+    nor a recipe is given. With noise on every weight, a model learns nothing from hundreds or
+    thousands of records (docs/how-to/hyperparameters.md).
     """
     given = given_overrides(overrides)
     decided = {"method", "experiment", "resume", "task.prompt"} & set(given)
@@ -100,16 +100,16 @@ def with_method_of_labels(overrides: list[str]) -> list[str]:
 
 
 def inherit(config: Config, folder: str, sections: Sequence[str], words: Words) -> Config:
-    """Return a configuration with the run's own sections, changed where an override says so.
+    """Return a configuration with sections of the run, changed by the overrides.
 
     Args:
-        config: As Hydra composed it; a dataclass with a field ``run``.
-        folder: The run's folder.
-        sections: Those of its sections that the run decides.
-        words: What the job was started with; the first chose the run's task.
+        config: The composed configuration, which has a field ``run``.
+        folder: Folder of the run.
+        sections: The sections that are taken from the run.
+        words: The overrides of the job; the first selected the task of the run.
 
     Raises:
-        InputError: There is no such run, or it has a symbolic link in its folder.
+        InputError: There is no such run, or its folder contains a symbolic link.
     """
     refuse_links(Path(folder))
     saved: dict[str, Any] = plain(saved_run(folder))
@@ -121,20 +121,22 @@ def inherit(config: Config, folder: str, sections: Sequence[str], words: Words) 
             copy_key(key.split("."), given, taken)
     other_rows = any(key.startswith(ROWS) for key in keys)
     if "eval" in taken and PUBLIC not in keys and other_rows:
-        taken["eval"]["split_is_public"] = None  # It was said of other rows.
+        taken["eval"]["split_is_public"] = None  # The setting applied to other rows.
     if "eval" in taken and PUBLISH not in keys and (other_rows or SPLIT & set(keys)):
-        taken["eval"]["publish_private_scores"] = False  # It was said of other scores.
+        taken["eval"]["publish_private_scores"] = False  # The setting applied to other scores.
     merged = from_values(given | taken, type(config))
     return merged.replace(run=folder)
 
 
 def checked_overrides(overrides: list[str]) -> list[str]:
-    """Return the overrides of train or plan, the model and the length that the user gave leading.
+    """Return the overrides of train or plan, so that the given model and length take precedence.
 
-    A recipe (``experiment=``) may set train.steps, which would silently win over train.epochs.
+    A recipe (``experiment=``) may set train.steps, which would silently take precedence over
+    train.epochs.
 
     Raises:
-        InputError: Both train.epochs and train.steps are given, or a promise with privacy=none.
+        InputError: Both train.epochs and train.steps are given, or a privacy setting is given with
+            privacy=none.
     """
     given = given_overrides(overrides)
     lengths = {key for key in ("train.epochs", "train.steps") if given.get(key, "null") != "null"}
@@ -160,12 +162,12 @@ def checked_overrides(overrides: list[str]) -> list[str]:
 
 
 def without_recipes_promise(composed: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """Return what Hydra composed, without a recipe's guarantee where privacy=none was chosen.
+    """Return the composed configuration, without a recipe's guarantee if privacy=none was chosen.
 
-    A private run is compared with ordinary training by the same recipe, and with its own clipped
-    gradients without noise where an override gives a clipping norm: then the recipe's other words
-    on clipping stay, too. What an override sets stays, to be refused; so does whatever a recipe
-    says that chooses privacy=none itself.
+    This lets you compare a private run with ordinary training by the same recipe. If an override
+    sets a clipping norm, the comparison run clips gradients without noise and keeps the recipe's
+    other clipping settings. Settings from overrides are kept, so that they are rejected later.
+    Nothing changes if the recipe itself chooses privacy=none.
     """
     given = given_overrides(overrides)
     if given.get("privacy") != "none":
@@ -185,17 +187,18 @@ def without_recipes_promise(composed: DictConfig, overrides: Sequence[str]) -> D
 
 
 OF_RUN = ("task", "model", "eval", "decode", "metrics")
-"""Sections that a run decides: ``eval run=`` takes them from it unless a word says otherwise."""
+"""Sections that a run decides: ``eval run=`` takes them from the run unless overridden."""
 
 SCORED = {"run", "model", "task", "predictions", "experiment"}
-"""Sections of which one at least says what ``dpft eval`` scores."""
+"""Sections of which at least one must be given, to select what ``dpft eval`` scores."""
 
 
 def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
-    """Return what was composed, or with ``resume=RUN`` what that run was begun with.
+    """Return the composed configuration, or with ``resume=RUN`` the one that the run began with.
 
     Raises:
-        InputError: It is incomplete or wrong, or changes what a resumed run is bound to.
+        InputError: The configuration is incomplete or invalid, or changes a setting that a resumed
+            run must keep.
     """
     if composed.get("resume") not in (None, AUTO):
         from dpft.commands.interrupted_run import resumed_configuration
@@ -206,10 +209,11 @@ def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
 
 
 def tune_configuration(composed: DictConfig, words: Words) -> "TuneCommand":
-    """Return what was composed, or with ``resume=RUN`` what that search was begun with.
+    """Return the composed configuration, or with ``resume=RUN`` the one that the search began with.
 
     Raises:
-        InputError: It is incomplete or wrong, or ``resume`` comes with anything else.
+        InputError: The configuration is incomplete or invalid, or ``resume`` is combined with
+            another key.
     """
     from dpft.config.tune import TuneCommand
 
@@ -228,10 +232,11 @@ def tune_configuration(composed: DictConfig, words: Words) -> "TuneCommand":
 
 
 def tokenizer_configuration(composed: DictConfig, words: Words) -> TokenizerCommand:
-    """Return what was composed, or with ``resume=RUN`` what that run was begun with.
+    """Return the composed configuration, or with ``resume=RUN`` the one that the run began with.
 
     Raises:
-        InputError: It is incomplete or wrong, or ``resume`` comes with more than a vocabulary.
+        InputError: The configuration is incomplete or invalid, or ``resume`` is combined with a key
+            that does not belong to a vocabulary.
     """
     if composed.get("resume") is None:
         return load(composed, TokenizerCommand)
@@ -262,22 +267,22 @@ def tokenizer_configuration(composed: DictConfig, words: Words) -> TokenizerComm
 
 
 def plan_configuration(composed: DictConfig, words: Words) -> PlanConfig:
-    """Return what was composed, of a run that is only planned."""
+    """Return the composed configuration of a run that is only planned."""
     return _of_recipe(composed, words, PlanConfig)
 
 
 def _of_recipe(composed: DictConfig, words: Words, root: type[Config]) -> Config:
-    """Return what was composed, with the recipe's privacy settings that privacy=none keeps."""
+    """Return the composed configuration, with the recipe's settings that privacy=none keeps."""
     settled = without_recipes_promise(composed, words.job)
     return load(settled, root)
 
 
 def evaluate_overrides(overrides: list[str]) -> list[str]:
-    """Return the overrides, with the task of the run that ``run=`` names chosen first.
+    """Return the overrides, preceded by the task of the run that ``run=`` names.
 
     Raises:
-        InputError: There is no such run, or another model is given with it; or nothing says what
-            to score, or it is to be scored while training.
+        InputError: There is no such run, a model is given with a run, or there is nothing to score.
+            A schedule for scoring during training is rejected too.
     """
     scheduled = sorted({"eval.every_steps", "eval.every_epochs"} & set(given_overrides(overrides)))
     if scheduled:
@@ -305,15 +310,15 @@ def evaluate_overrides(overrides: list[str]) -> list[str]:
 
 
 def evaluate_configuration(composed: DictConfig, words: Words) -> EvaluateConfig:
-    """Return what is to be scored."""
+    """Return the configuration of what is to be scored."""
     config = load(composed, EvaluateConfig)
     return config if config.run is None else inherit(config, config.run, OF_RUN, words)
 
 
 def generate_configuration(composed: DictConfig, words: Words) -> GenerateConfig:
-    """Return what is to be written, texts as long as the run's unless a word says otherwise.
+    """Return the configuration of a generation; by default, texts are as long as the run's.
 
-    Whole records are as long as those that were trained on.
+    Whole records are as long as the records of the training.
     """
     config = load(composed, GenerateConfig)
     saved = saved_run(config.run)

@@ -1,7 +1,7 @@
-"""``dpft plan``, from top to bottom: what a run would do and cost, without training.
+"""Plans of runs: what a run would do and cost, without training (``dpft plan``).
 
-A plan needs no more of a model than its config.json. Local data are only read to count them, and
-only if no public number is configured.
+The module reads from top to bottom. A plan needs only the config.json of a model. Local data are
+read only to count them, and only if no public number is configured.
 """
 
 import functools
@@ -54,22 +54,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """A run that was not begun."""
+    """A planned run, which has not begun."""
 
     plan: RunPlan
     accounting: AccountingReport | None
-    """What its steps cost; None for a non-private run."""
+    """The privacy cost of its steps; None for a non-private run."""
     record: PrivatePlan | OpenPlan
-    """What it promises and costs."""
+    """Its guarantee and its cost."""
 
 
 def describe_run(config: PlanConfig) -> PlannedRun:
-    """Return what ``dpft train`` with the same configuration would do and cost.
+    """Return what ``dpft train`` would do and cost with the same configuration.
 
     Raises:
         InputError: Training would reject the configuration.
     """
-    # 1. What the model's config.json decides: lengths and head.
+    # 1. Determined by the model's config.json: lengths and head.
     say_default_method(config)
     architecture = read_architecture(config.model)
     config = fitted_to(config, architecture)
@@ -77,8 +77,8 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     check_micro_batch_tokens(config)
     check_ranks(config, architecture, head)
 
-    # 2. The plan, as training makes it; every null of the configuration is filled.
-    # The data are read once, and only if no public number is configured.
+    # 2. The plan, made as in training, with every null of the configuration filled in. The data are
+    # read once, and only if no public number is configured.
     count_units = functools.cache(lambda: load_training_data(config).num_units)
     config = with_batch_size(config, count_units)
     device = config.train.prepare()
@@ -88,7 +88,7 @@ def describe_run(config: PlanConfig) -> PlannedRun:
     if private is not None:
         config = config.replace(mechanism=config.mechanism.resolved(private.mechanism))
 
-    # 3. Parameters, time and memory, of a model without weights.
+    # 3. Parameters, time and memory of a model without weights.
     ranks = PlannedRanks(
         config=config,
         architecture=architecture,
@@ -118,7 +118,7 @@ def describe_run(config: PlanConfig) -> PlannedRun:
         lora=lora,
     )
 
-    # 4. The guarantee, and warnings of one that says little.
+    # 4. The guarantee, and warnings if it is weak.
     accounting = account_for_plan(config, plan)
     if private is None or accounting is None:
         record = merge_models(OpenPlan, no_promise(steps_plan(config, plan)), costs)
@@ -155,21 +155,22 @@ def describe_run(config: PlanConfig) -> PlannedRun:
 
 
 def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | None:
-    """Return what the planned steps cost; None for a non-private run."""
+    """Return the privacy cost of the planned steps; None for a non-private run."""
     if plan.privacy is None:
         return None
     return account(plan.privacy.event(), accountant=leading_accountant(config, plan.privacy))
 
 
 MOST_ON_A_CPU = 5 * 10**10
-"""Parameters times tokens of an example, beyond which even one example takes minutes on a CPU."""
+"""Parameters times tokens of an example above which even one example takes minutes on a CPU."""
 
 
 def measure(config: PlanConfig, plan: RunPlan, ranks: PlannedRanks) -> MeasuredTime | None:
     """Measure the time of the steps in this process, on a model with random weights.
 
-    Each process is taken to have an equal share of the examples. Return ``None``, and log why, if
-    this machine cannot hold the model or a single example would take too long.
+    The measurement assumes that each process has an equal share of the examples. If this machine
+    cannot hold the model or a single example would take too long, log the reason and return
+    ``None``.
     """
     one_process = config.replace(parallel=ParallelConfig(), plan=PlanSettings())
     here = replace(ranks, config=one_process)

@@ -1,8 +1,8 @@
 """Progress bars on a terminal, and log lines in a pipe, for work on many records.
 
-Bars and lines show no text, and no time unless the work follows from public numbers alone. The
-number of records in a private split is private: for such a split, a bar shows tenths only, and a
-pipe gets one line at the end of each kind of work, for any number of records.
+Bars and lines show no text. They show no time unless the work follows only from public numbers. The
+number of records in a private split is private. For such a split, a bar shows only tenths. A pipe
+gets one line at the end of each kind of work, for any number of records.
 """
 
 import logging
@@ -28,24 +28,24 @@ from dpft.training.listeners import draws_bars
 logger = logging.getLogger(__name__)
 
 PARTS = 10
-"""Parts of a work that a bar shows if its size is private."""
+"""Number of segments that a bar shows if the amount of work is private."""
 FIFTHS = 5
-"""Parts of a work whose end is logged."""
+"""Number of segments of the work; the end of each segment is logged."""
 APART = 1.0
-"""The least seconds between two lines."""
+"""Minimum number of seconds between two lines."""
 
 
 @contextmanager
 def batch_progress(
     doing: str = "", *, counts: bool = True, timed: bool = False, shown: bool = True
 ) -> Iterator[OnProgress]:
-    """Give a function that moves a bar on a terminal, and elsewhere logs a few lines.
+    """Yield a function that updates a progress bar on a terminal, and logs a few lines elsewhere.
 
     Args:
-        doing: What the lines begin with.
-        counts: Whether a bar may show how much there is.
-        timed: Whether a bar may show the time to go: how much work there is and how long it takes
-            depend on no private record.
+        doing: Prefix of the log lines.
+        counts: Whether a bar may show the amount of work.
+        timed: Whether a bar may show the remaining time. This requires that the amount of work and
+            its duration depend on no private record.
         shown: Whether this process shows anything.
     """
     if not shown:
@@ -76,13 +76,15 @@ def batch_progress(
             progress.update(bars[what], completed=done, total=total)
 
         yield show
+        for task in progress.tasks:  # Counts of work are estimates; finished work shows 100 %.
+            progress.update(task.id, completed=task.total)
 
 
 def _logged(doing: str, parts: int, *, clock: Callable[[], float] = time.monotonic) -> OnProgress:
-    """Return a function that logs each of some equal parts of a work once it is done.
+    """Return a function that logs each of some equal segments of the work when the segment is done.
 
-    If there is one part, it logs the end of each kind of work, once, however often that kind begins
-    again. Otherwise lines are a second apart.
+    If there is one segment, log the end of each kind of work once, no matter how often that kind
+    begins again. Otherwise, lines are at least a second apart.
     """
     start, last = f"{doing}: " if doing else "", -APART
     reached: dict[str, int] = {}
@@ -90,7 +92,7 @@ def _logged(doing: str, parts: int, *, clock: Callable[[], float] = time.monoton
     def show(what: str, done: int, total: int) -> None:
         nonlocal last
         before, part, now = reached.get(what, 0), parts * done // total, clock()
-        # the next part of a split begins again
+        # The count starts again with the next subset of a split.
         reached[what] = max(before, part) if parts == 1 else part % parts
         if part > before and (parts == 1 or now - last >= APART):
             last = now

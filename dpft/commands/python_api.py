@@ -1,11 +1,13 @@
-"""The Python API: functions such as ``dpft.train`` that do the same as the commands.
+"""Python API: functions such as ``dpft.train`` that do the same as the commands.
 
-Words mean what they mean on the command line (``"task=e2e"``, ``"privacy.eps=3"``): they are
-checked and composed by the same configuration and handed to the same functions. What a command line
-cannot hold is given beside them. Rows are kept in memory; a model and a tokenizer are written into
-``private/base_model`` and read from there as any folder's are, so that a run that breaks off goes
-on without them, and the objects themselves never change. What a command refuses raises the same
-sentence as ``InputError``, ``RunError`` or ``StateError``.
+Overrides have the same meaning as on the command line (``"task=e2e"``, ``"privacy.eps=3"``). The
+same configuration checks and composes them, and the same functions receive them. Values that do not
+fit on a command line are passed as arguments.
+
+Rows are kept in memory. A model and a tokenizer are written into ``private/base_model`` and read
+from there like those of any folder. A run that was interrupted can therefore resume without the
+objects, which are never changed. If a command would reject its arguments, the function raises the
+same message as ``InputError``, ``RunError`` or ``StateError``.
 """
 
 import os
@@ -67,18 +69,19 @@ from dpft.strict_model import as_json
 
 Folder = str | os.PathLike[str]
 IN_MEMORY = ("task.data_dir=null", f"task.source={MEMORY}")
-"""Words that have rows read from memory, whatever the words before them say."""
+"""Overrides that make rows be read from memory, regardless of earlier overrides."""
 
 
 def checked_words(overrides: Sequence[str], rows: object) -> list[str]:
-    """Return a caller's words, as a list.
+    """Return a caller's overrides as a list.
 
     Args:
         overrides: ``key=value`` and ``group=option``.
-        rows: Given in memory; None: there are none.
+        rows: Rows in memory, or None if there are none.
 
     Raises:
-        InputError: One is no such word, or says that rows are elsewhere while some are given.
+        InputError: An item is not an override, or an override sets another source although rows are
+            given.
     """
     if isinstance(overrides, str):
         raise InputError(
@@ -88,7 +91,7 @@ def checked_words(overrides: Sequence[str], rows: object) -> list[str]:
             hint=f"[{overrides!r}]",
         )
     for word in overrides:
-        if not isinstance(word, str):  # It may be a row.
+        if not isinstance(word, str):  # The caller may have passed a row.
             raise InputError(
                 f"overrides must contain KEY=VALUE arguments, got a {type(word).__name__}. Pass"
                 " rows of data as rows=ROWS.",
@@ -108,19 +111,23 @@ def checked_words(overrides: Sequence[str], rows: object) -> list[str]:
 
 
 def memory_words(rows: object, resumed: str | None = None) -> tuple[str, ...]:
-    """Return the words that have rows in memory read; a resumed run is bound to its source."""
+    """Return the overrides that read rows from memory; a resumed run keeps its own source."""
     return () if rows is None or resumed is not None else IN_MEMORY
 
 
 def run_and_words(
     run: Folder | Sequence[str] | None, overrides: Sequence[str], rows: object, *, call: str
 ) -> list[str]:
-    """Return the words of a call whose first argument is a run or, as for train, the words.
+    """Return the overrides of a call whose first argument is a run, or overrides as for train.
 
-    ``call`` is how the function is called, for messages.
+    Args:
+        run: A run, its folder, or overrides; None if the overrides are given by themselves.
+        overrides: Further overrides.
+        rows: Rows in memory, or None if there are none.
+        call: An example of the call, for messages.
 
     Raises:
-        InputError: As ``checked_words``, or the first argument is neither.
+        InputError: As in ``checked_words``, or the first argument is neither a run nor overrides.
     """
     if run is None:
         return checked_words(overrides, rows)
@@ -137,26 +144,26 @@ def run_and_words(
 
 
 def as_word(value: Any) -> str:
-    """Return a number or a path as the value of a word."""
+    """Return a number or a path as the value of an override."""
     value = as_text(value)
     return str(value) if isinstance(value, int) else quoted(os.fspath(value))
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command as a call from Python composes it."""
+    """A command whose configuration is composed by a call from Python."""
 
     name: str
     root: type
     load: Callable[[DictConfig, Words], Any]
 
     def compose(self, words: Sequence[str], folder: Folder | None = None) -> Composed:
-        """Return what the words compose to, in a folder of the caller's where one is given."""
+        """Return the composed overrides, in the caller's folder if one is given."""
         place = [] if folder is None else [f"hydra.run.dir={quoted(os.fspath(folder))}"]
         return compose(self.name, [*words, *place], self.root)
 
     def place(self, words: list[str], folder: Folder | None, resumed: str | None) -> Path:
-        """Return the folder of a run: the one given, the one it goes on in, or a new one."""
+        """Return the folder of a run: the given one, that of the resumed run, or a new one."""
         if folder is not None and resumed is not None:
             raise InputError(
                 f"at most one of resume and folder may be given, got both ({resumed}).",
@@ -178,7 +185,7 @@ GENERATE_COMMAND = Command("generate", GenerateConfig, generate_configuration)
 
 
 def as_text(value: Any) -> Any:
-    """Return a setting with runs and paths as texts."""
+    """Return a setting with runs and paths converted to text."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, list | tuple):
@@ -187,11 +194,11 @@ def as_text(value: Any) -> Any:
 
 
 def model_words(model: object, tokenizer: object, overrides: list[str], folder: Path) -> list[str]:
-    """Return the words that choose a model given as an object; none where none is given.
+    """Return the overrides that select a model given as an object, or no overrides without a model.
 
     Raises:
-        InputError: One comes without the other or is of another kind, or the words choose a model
-            too.
+        InputError: Only one of model and tokenizer is given, an object has the wrong type, or the
+            overrides select a model too.
     """
     if model is None and tokenizer is None:
         return []
@@ -228,10 +235,10 @@ def model_words(model: object, tokenizer: object, overrides: list[str], folder: 
 
 @contextmanager
 def kept_model(model: object, tokenizer: object, folder: Path) -> Iterator[None]:
-    """Keep a model and its tokenizer in a run's folder, unless the run in the block is refused.
+    """Keep a model and its tokenizer in a run's folder, unless the run in the block is rejected.
 
     Raises:
-        InputError: Privacy was spent in the folder, or it cannot be written to.
+        InputError: Privacy was spent in the folder, or the folder is not writable.
     """
     if model is None:
         yield
@@ -246,7 +253,7 @@ def kept_model(model: object, tokenizer: object, folder: Path) -> Iterator[None]
     ours = False
     try:
         with hold_run(folder):
-            ours = True  # Another process that holds the folder may have put its own there.
+            ours = True  # Another process that holds the folder may have put its own model there.
             path = private_path(folder, BASE_MODEL)
             shutil.rmtree(path, ignore_errors=True)
             model.save_pretrained(path, safe_serialization=True)
@@ -258,7 +265,7 @@ def kept_model(model: object, tokenizer: object, folder: Path) -> Iterator[None]
         begun = (folder / CONFIGURATION).exists() or (folder / TUNING).exists()
         if ours and not begun:
             shutil.rmtree(folder / BASE_MODEL, ignore_errors=True)
-            with suppress(OSError):  # Something of the run's is there.
+            with suppress(OSError):  # A file of the run is there.
                 for place in missing:
                     if place.name == PRIVATE:
                         (place.parent / LOCK).unlink(missing_ok=True)
@@ -267,24 +274,24 @@ def kept_model(model: object, tokenizer: object, folder: Path) -> Iterator[None]
 
 GENERATE_CALL = "dpft.generate(RUN, num=5)"
 GENERATE_WORDS = 'dpft.generate(["run=RUN", "num=5"])'
-"""The ways to call it, for messages."""
+"""The two ways to call ``generate``, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """Synthetic records, and where they lie."""
+    """Synthetic records and the paths of their files."""
 
     records: list[dict[str, Any]] = field(repr=False)
-    """In the task's own format."""
+    """The records, in the task's own format."""
     path: Path
-    """File that holds them."""
+    """File of the records."""
     statement: Path
-    """File that says what they cost."""
+    """File that states the privacy cost of the records."""
 
 
 @contextmanager
 def _named_by_keys() -> Iterator[None]:
-    """Name what the block refuses by the keys of its caller's words (``in_keys``)."""
+    """Make errors raised in the block name configuration keys that the caller set (``in_keys``)."""
     try:
         yield
     except DpftError as error:
@@ -300,7 +307,7 @@ def train(
     tokenizer: PreTrainedTokenizerBase | None = None,
     folder: Folder | None = None,
 ) -> Run:
-    """Fine-tunes, evaluates and reports, as ``dpft train`` does, and returns the finished run.
+    """Fine-tune, evaluate and report, as ``dpft train`` does, and return the finished run.
 
     Examples:
         >>> run = dpft.train(["task=e2e", "model=tiny", "privacy.eps=3"])  # doctest: +SKIP
@@ -309,18 +316,19 @@ def train(
         ... )
 
     Args:
-        overrides: ``key=value`` and ``group=option``; ``resume=FOLDER`` resumes a run,
-            ``resume=auto`` the one in ``folder``, if there is one.
-        rows: The training records, or tables by split, in place of the task's own source. They
-            count as private, and are never written down.
-        model: A model of transformers in place of ``model=``; it is copied and not changed.
-        tokenizer: The model's.
-        folder: Of the run; None: a new one under ``outputs/``, or the one of ``resume=``.
+        overrides: ``key=value`` and ``group=option``. ``resume=FOLDER`` resumes a run, and
+            ``resume=auto`` resumes the run in ``folder`` if there is one.
+        rows: The training records, or tables by split, instead of the task's own source. They count
+            as private and are never written to disk.
+        model: A Transformers model, instead of ``model=``. It is copied and not changed.
+        tokenizer: The tokenizer of the model.
+        folder: Folder of the run. None creates a folder under ``outputs/``, or uses the folder of
+            ``resume=``.
 
     Raises:
-        InputError: Anything does not fit; before any record was used.
+        InputError: An argument is invalid. This is raised before any record is used.
         RunError: Training failed, or the clipper is not exact on this model.
-        StateError: What a run that goes on left is damaged.
+        StateError: A file of a resumed run is damaged.
     """
     given = {"rows": rows, "model": model, "tokenizer": tokenizer}
     return _carried_out(TRAIN_COMMAND, train_command.train, overrides, folder, **given)
@@ -339,9 +347,9 @@ def tune(
     The arguments are those of ``train``.
 
     Raises:
-        InputError: Anything does not fit; before any record was used.
+        InputError: An argument is invalid. This is raised before any record is used.
         RunError: No trial has a score.
-        StateError: What a search that goes on left is damaged.
+        StateError: A file of a resumed search is damaged.
     """
     given = {"rows": rows, "model": model, "tokenizer": tokenizer}
     return _carried_out(TUNE_COMMAND, tuning.run, overrides, folder, **given)
@@ -349,17 +357,18 @@ def tune(
 
 @_named_by_keys()
 def plan(overrides: Sequence[str] = (), *, rows: Rows | Splits | None = None) -> Figures:
-    """Return what ``train`` of these words would do and cost, as ``dpft plan`` says it.
+    """Return what ``train`` would do and cost with the same overrides, as ``dpft plan`` does.
 
     Args:
-        overrides: As for ``train``; ``plan.measure=false`` omits the time.
-        rows: As for ``train``; they are only counted.
+        overrides: As in ``train``; ``plan.measure=false`` omits the time.
+        rows: As in ``train``; the rows are only counted.
 
     Returns:
-        The keys of ``dpft plan output=json``, as attributes too: ``.steps``, ``.noise_multiplier``.
+        The keys of ``dpft plan output=json``, also available as attributes: ``.steps``,
+        ``.noise_multiplier``.
 
     Raises:
-        InputError: As ``train``.
+        InputError: As in ``train``.
     """
     words = checked_overrides([*checked_words(overrides, rows), *memory_words(rows)])
     composed = PLAN_COMMAND.compose(words)
@@ -379,19 +388,20 @@ def evaluate(
     """Score a run's model, any other model, or a file of outputs, as ``dpft eval`` does.
 
     Args:
-        run: A run, or its folder; None: the overrides choose another model or ``predictions=``.
-            Words in its place are the overrides, as for ``train``.
+        run: A run or its folder. None means that the overrides select another model or
+            ``predictions=``. A list is taken as the overrides, as in ``train``.
         overrides: As on the command line.
-        rows: Records to score in place of the task's own source, or tables by split. Where the
-            run held records out, they are the records it was given, of which the held-out ones
-            are scored; ``eval.held_out=null`` scores all rows.
-        folder: Where scores go without ``run``; None: a new one under ``outputs/``.
+        rows: Records to score instead of the task's own source, or tables by split. If the run held
+            records out, pass the records that the run received, of which the held-out records are
+            scored. ``eval.held_out=null`` scores all rows.
+        folder: Folder for the scores if there is no ``run``; None creates a folder under
+            ``outputs/``.
 
     Returns:
-        The scores of each part of the split, ``.metrics``, with the texts they come from.
+        The scores of each part of the split (``.metrics``), with the texts that were scored.
 
     Raises:
-        InputError: Anything does not fit.
+        InputError: An argument is invalid.
         StateError: A file of the run is damaged.
     """
     if run is not None and folder is not None:
@@ -422,18 +432,18 @@ def generate(
     prompts: Folder | Rows | None = None,
     to: Folder | None = None,
 ) -> Generated:
-    """Write synthetic records with a run's model, at no further epsilon, as ``dpft generate``.
+    """Write synthetic records with a run's model, as ``dpft generate`` does, at no further epsilon.
 
     Args:
-        run: A run, or its folder; or the overrides, as for ``train``, with ``run=`` among them.
+        run: A run or its folder; or the overrides, as in ``train``, including ``run=``.
         overrides: As on the command line.
-        num: Records to write from nothing, where whole records were trained on.
-        prompts: Rows in the task's own format, in memory or the file of them, of which the prompt's
-            columns are read.
-        to: File to write; None: a new one in the run's folder.
+        num: Number of records to write without a prompt, if the model was trained on whole records.
+        prompts: Rows in the task's own format, in memory or as a file. Only the columns of the
+            prompt are read.
+        to: File to write; None creates a file in the run's folder.
 
     Raises:
-        InputError: Anything does not fit.
+        InputError: An argument is invalid.
         StateError: A file of the run is damaged.
     """
     in_memory = None if prompts is None or isinstance(prompts, str | os.PathLike) else prompts
@@ -455,7 +465,7 @@ def generate(
 
 
 def account(overrides: Sequence[str] = (), **settings: Any) -> Figures:
-    """Return epsilon from noise, noise from epsilon, or what runs spent, as ``dpft account``.
+    """Return epsilon from noise, noise from epsilon, or what runs spent, as ``dpft account`` does.
 
     Examples:
         >>> account(
@@ -468,15 +478,15 @@ def account(overrides: Sequence[str] = (), **settings: Any) -> Figures:
         100
 
     Args:
-        overrides: ``key=value``, as for ``train``.
-        settings: The same keys as arguments; one that is given in both ways is the argument.
+        overrides: ``key=value``, as in ``train``.
+        settings: The same keys as arguments, which take precedence over ``overrides``.
 
     Returns:
-        The keys of ``dpft account output=json``, as attributes too: ``.epsilon``.
+        The keys of ``dpft account output=json``, also available as attributes: ``.epsilon``.
 
     Raises:
         InputError: A key is unknown, too little is given, or the budget is out of reach.
-        StateError: A run's ledger is damaged.
+        StateError: The ledger of a run is damaged.
     """
     if isinstance(overrides, str | os.PathLike):
         raise InputError(
@@ -506,7 +516,7 @@ def _carried_out(
     model: object,
     tokenizer: object,
 ) -> Run:
-    """Return the run that train or tune makes of words and of what a command line cannot hold."""
+    """Run train or tune with overrides and objects, and return the finished run."""
     given = checked_words(overrides, rows)
     resumed = given_text(given, "resume")
     check_restarts(
@@ -527,7 +537,7 @@ def _carried_out(
     quiet_transformers()
     configuration = command.load(composed.values, composed.words)
     announce(configuration)
-    # resume=auto finds the model that the run it resumes has kept.
+    # With resume=auto, the resumed run has kept its own copy of the model.
     resumes = given_text(given, "resume") == AUTO and has_begun(place)
     kept = kept_model(None if resumes else model, tokenizer, place)
     with rows_in_memory(rows), kept:

@@ -1,8 +1,8 @@
-"""Check that all processes of a run have equal settings, records, plan and weights.
+"""Checks that all processes of a run have the same settings, records, plan and weights.
 
-Each composes its configuration, reads the records and loads the model on its own. If one of them
-made other micro-batches, a record could count twice, or never. So all of it is compared first, and
-rank 0's keys, plan and weights become everybody's.
+Each process composes its configuration, reads the records and loads the model by itself. If one
+process formed other micro-batches, a record could count twice or never. All inputs are therefore
+compared first, and every process takes the keys, plan and weights of rank 0.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ ROWS = 3
 
 
 def processor(device: torch.device) -> tuple[str, ...]:
-    """Return the names of what a process computes with, and how many threads it has."""
+    """Return the device and CPU features that a process uses, and its number of threads."""
     capability = torch.backends.cpu.get_cpu_capability()
     return device.type, device_name(device), capability, str(torch.get_num_threads())
 
@@ -59,8 +59,8 @@ def bits_of_a_gradient(
 ) -> str:
     """Return a hash of losses and gradients of synthetic records, in evaluation mode.
 
-    The model's gradients and mode stay as they are. Of one in shards ``unsharded`` is what bears
-    its parameters' names while it runs.
+    The gradients and the mode of the model are not changed. For a sharded model, ``unsharded`` maps
+    each parameter name to the tensor that replaces the parameter while the model runs.
     """
     was_training = model.training
     model.eval()
@@ -83,11 +83,11 @@ def bits_of_a_gradient(
 
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "peft", "numpy")
-"""What else decides what a process computes."""
+"""Other libraries whose versions determine what a process computes."""
 
 
 def check_alike(config: TrainConfig | EvaluateConfig | GenerateConfig, ranks: Ranks) -> None:
-    """Reject processes of other code, or with another configuration."""
+    """Reject processes that have other code or another configuration."""
     if ranks.size == 1:
         return
     settings = {**_versions(), **leaves(plain(config))}
@@ -112,7 +112,7 @@ def share_settings(
 ) -> tuple[TrainConfig, Path, bool]:
     """Return rank 0's configuration and folder, and whether its run is resumed.
 
-    On rank 0 only are the arguments read. The other ranks write to no file of the folder but their
+    Only rank 0 reads the arguments. The other ranks write to no file of the folder except their
     shards of a checkpoint.
     """
     if ranks.size == 1:
@@ -128,7 +128,7 @@ def share_settings(
 
 
 def share_secrets(secrets: Secrets | None, ranks: Ranks) -> Secrets:
-    """Return the first process's keys, which decide whose records are held out or left out."""
+    """Return rank 0's keys, which decide which units are held out and which records are skipped."""
     if ranks.size == 1:
         assert secrets is not None
         return secrets
@@ -144,7 +144,7 @@ def share_secrets(secrets: Secrets | None, ranks: Ranks) -> Secrets:
 
 
 def share_plan(plan: RunPlan, ranks: Ranks) -> RunPlan:
-    """Return a plan with the noise of rank 0, which may round it otherwise on another machine."""
+    """Return a plan with the noise of rank 0; another machine may round the noise differently."""
     if ranks.size == 1:
         return plan
     content = ranks.broadcast(b"" if plan.privacy is None else json_text(plan.privacy).encode())
@@ -162,8 +162,8 @@ def check_same_inputs(
 ) -> None:
     """Reject processes that would train on other records, in other micro-batches or another model.
 
-    The first one's weights become everybody's. ``rows`` reads the weights that are not loaded yet,
-    of a model that is to be sharded.
+    Every process then receives the weights of rank 0. ``rows`` reads those weights of a model to be
+    sharded that are not loaded yet.
     """
     if ranks.size == 1:
         return
@@ -191,7 +191,7 @@ def check_same_inputs(
 
 
 def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
-    """Reject processes that read other records with a model, or have another one."""
+    """Reject processes that read other records with a model, or have another model."""
     if ranks.size == 1:
         return
     key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
@@ -201,7 +201,7 @@ def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
 
 
 def _refuse_different(hashes: Mapping[str, str], ranks: Ranks) -> None:
-    """Reject processes of which one has other keyed hashes than the first."""
+    """Reject processes if the keyed hashes of one of them differ from those of rank 0."""
     everyones = [json.loads(answer) for answer in ranks.everyones(json.dumps(hashes).encode())]
     with ranks.failing_together():
         for other in everyones:
@@ -215,7 +215,7 @@ def _refuse_different(hashes: Mapping[str, str], ranks: Ranks) -> None:
 
 
 def _bit_sum(tensor: Tensor) -> list[int]:
-    """Return a tensor's size, and the sum of its bits read as integers: quick, and exact."""
+    """Return a tensor's size and the exact sum of its bits read as integers, which is fast."""
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = tensor.detach().contiguous().view(integers[tensor.element_size()])
     return [tensor.numel(), int(bits.sum(dtype=torch.int64))]
@@ -228,7 +228,7 @@ def check_arithmetic(
     ranks: Ranks,
     unsharded: Mapping[str, nn.Parameter] | None = None,
 ) -> None:
-    """Reject processes that round otherwise; ``unsharded`` as in ``bits_of_a_gradient``."""
+    """Reject processes that round differently; ``unsharded`` is as in ``bits_of_a_gradient``."""
     with ranks.failing_together():
         bits = bits_of_a_gradient(
             model,
@@ -253,7 +253,7 @@ def _keyed(key: bytes, text: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of dpft and of what it computes with, and a hash of its code."""
+    """Return the versions of dpft and of the libraries it uses, and a hash of its code."""
     digest = hashlib.sha256()
     for path in sorted(Path(dpft.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())

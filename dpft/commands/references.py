@@ -1,7 +1,8 @@
-"""Compute the reference model's log-probabilities of preference pairs, once before training.
+"""Log-probabilities of preference pairs under the reference model, computed once before training.
 
-The reference is the model at step 0; of an adapter, the model with the adapter switched off, so no
-second model is kept in memory. The numbers depend on the records, so they stay in ``private/``.
+The reference model is the model at step 0. For an adapter, it is the model with the adapter
+switched off, so that no second model is kept in memory. The log-probabilities depend on the
+records, so they stay in ``private/``.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -37,14 +38,14 @@ def with_references(
 ) -> TrainingSet:
     """Return the training set with the reference log-probabilities that its loss needs.
 
-    A resumed run reads those of its beginning. Every process computes all of them, because a
-    sharded model runs on all processes together.
+    A resumed run reads the log-probabilities that were stored when it began. Every process computes
+    all of them, because a sharded model runs on all processes together.
 
     Args:
-        config: The run's.
-        training_set: The records in tokens.
-        model: At step 0.
-        folder: The run's.
+        config: The configuration of the run.
+        training_set: The records as tokens.
+        model: The model at step 0.
+        folder: Folder of the run.
         ranks: The processes of the run.
     """
     layout, pairs = training_set.layout, training_set.examples
@@ -79,13 +80,13 @@ def reference_log_probabilities(
 
 
 def _store(folder: Path, references: NDArray[np.float32]) -> None:
-    """Write the numbers for the run's owner only."""
+    """Write the log-probabilities, readable only by the owner of the run."""
     private_folder(folder)
     write_bytes(folder / REFERENCES, save({TENSOR: references}), mode=0o600)
 
 
 def _stored(folder: Path, count: int) -> NDArray[np.float32] | None:
-    """Return the numbers that an interrupted run has written; None if it has none."""
+    """Return the log-probabilities that an interrupted run has written, or None if it has none."""
     try:
         references = load_file(folder / REFERENCES)[TENSOR]
     except (OSError, KeyError, SafetensorError):

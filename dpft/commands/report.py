@@ -1,4 +1,4 @@
-"""``dpft report``: compare many runs in a table or a plot."""
+"""Comparison of many runs in a table or a plot (``dpft report``)."""
 
 import json
 import logging
@@ -21,25 +21,26 @@ logger = logging.getLogger(__name__)
 
 
 class ReportConfig(Section):
-    """``dpft report``, conf/report.yaml."""
+    """The configuration of ``dpft report``, conf/report.yaml."""
 
     runs: Names = None
     """Folders of runs or of sweeps: one or a list of them."""
     over: Names = None
-    """Keys of the runs' configuration to show first, such as train.seed. None: the keys that
+    """Keys of the runs' configuration to show first, such as train.seed; null shows the keys that
     differ, except for seeds."""
     metric: Names = None
-    """Scores in tables and plots: one or a list. None: all scores in tables, the first one in a
-    plot."""
+    """Scores in tables and plots: one or a list; null shows all scores in tables and the first one
+    in a plot."""
     to: Literal["csv", "markdown", "latex", "html", "plot"] = "markdown"
-    """Format: csv (one row per run), or markdown, latex, html, plot (one row or point per setting).
-    """
+    """Format: csv (one row per run), or markdown, latex, html or plot (one row or point per
+    setting)."""
     file: str | None = None
-    """File to write. None: stdout, or report.png for to=plot."""
+    """File to write; null writes to stdout, or to report.png with to=plot."""
     rebuild: bool = False
-    """Whether to write each run's own report.md, report.html and model card again, and no table."""
+    """Whether to write each run's own report.md, report.html and model card again instead of a
+    table."""
     output: Output = "table"
-    """table for people, or json: one object on stdout."""
+    """table for people, or json for one object on stdout."""
 
     def _check_fields(self) -> None:
         if not self.folders:
@@ -72,20 +73,20 @@ class ReportConfig(Section):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The scores that ``metric`` names; none if all are meant."""
+        """The scores that ``metric`` names; empty if all scores are to be shown."""
         return listed_names(self.metric)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that ``over`` names; none if they are to be found."""
+        """The keys that ``over`` names; empty if the keys are to be determined."""
         return listed_names(self.over)
 
 
 def expand(overrides: list[str]) -> list[str]:
-    """Return the overrides, words alone as ``runs`` and a repeated key as one list.
+    """Return the overrides; arguments without a key become ``runs``, and a repeated key one list.
 
-    ``dpft report outputs/a outputs/b`` is ``runs=[outputs/a,outputs/b]``. Of a repeated key Hydra
-    keeps only the last value.
+    ``dpft report outputs/a outputs/b`` becomes ``runs=[outputs/a,outputs/b]``. If a key is
+    repeated, Hydra keeps only the last value.
     """
     words = [
         word if "=" in word or word[:1] in "~+" else f"runs={quoted(word)}" for word in overrides
@@ -101,9 +102,9 @@ def run(config: ReportConfig) -> None:
     """Print or write a table or a plot of finished runs, or write the report of each run again.
 
     Raises:
-        InputError: A folder holds no finished run, or has a symbolic link; a run has no ledger; or
-            there is no such key or score.
-        StateError: A run's files are damaged.
+        InputError: A folder contains no finished run or a symbolic link, a run has no ledger, or a
+            key or score does not exist.
+        StateError: The files of a run are damaged.
     """
     records, unfinished = read_finished_runs(config.folders)
     if config.rebuild:
@@ -142,9 +143,10 @@ def run(config: ReportConfig) -> None:
 
 
 def cost_of(record: RunRecord) -> dict[str, Any]:
-    """Return a run's epsilon and delta, whose bound it is, and whether it protects anybody.
+    """Return a run's epsilon and delta, their accountant, and whether the run is private.
 
-    The guarantee is computed from the ledger; with the tokenizer if the same records made it.
+    The guarantee is computed from the ledger. It includes the tokenizer if the tokenizer was made
+    from the same records.
     """
     privacy = record.privacy
     if not isinstance(privacy, PrivateRun):

@@ -1,7 +1,7 @@
-"""Estimate the memory of a run's processes, choose the micro-batch size, and shard the model.
+"""Memory of a run's processes, the choice of the micro-batch size, and sharding of the model.
 
-The memory follows from the model's shapes (its config.json is enough), ``task.max_length`` and the
-configuration. ``dpft plan`` and ``train.micro_batch_size=auto`` call the same function.
+The memory follows from the shapes of the model (its config.json is enough), ``task.max_length`` and
+the configuration. ``dpft plan`` and ``train.micro_batch_size=auto`` call the same function.
 """
 
 import logging
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_micro_batch_tokens(config: TrainConfig) -> None:
-    """Reject micro-batches that the longest record or unit allowed does not fit into."""
+    """Reject micro-batches that are too small for the longest record or unit allowed."""
     tokens, longest = config.train.micro_batch_tokens, config.task.longest
     records = least_rows(config)
     if tokens is None:
@@ -73,7 +73,7 @@ def check_micro_batch_tokens(config: TrainConfig) -> None:
 def planned_model(
     config: TrainConfig, architecture: Architecture, head: Head
 ) -> tuple[PreTrainedModel, frozenset[str]]:
-    """Return the shapes of the model that would be trained, without weights, and what is new."""
+    """Return the model to train, as shapes without weights, and the names of new parameters."""
     new = new_names(architecture, head)
     model = meta_model(architecture, head)
     check_model(model, as_it_trains=True)
@@ -82,17 +82,17 @@ def planned_model(
 
 
 def least_rows(config: TrainConfig) -> int:
-    """Return the records that must be in one micro-batch: those of a unit are clipped as one."""
+    """Return the minimum records of a micro-batch: a unit's records are clipped as one."""
     guarantee = config.privacy.guarantee
     has_units = guarantee is not None and guarantee.has_units
     return guarantee.records_per_unit if guarantee is not None and has_units else 1
 
 
 def check_sharding(config: TrainConfig) -> None:
-    """Reject what does not go with a sharded model, before anything is read.
+    """Reject settings that a sharded model does not support, before anything is read.
 
     Raises:
-        InputError: The run's optimizer, its loss scale or its audit reads whole parameters.
+        InputError: The optimizer, the loss scale or the audit of the run reads whole parameters.
     """
     if not config.parallel.shards_model:
         return
@@ -118,9 +118,9 @@ def shard_model(
     ranks: Ranks,
     read: ReadRows | None = None,
 ) -> ShardedModel | None:
-    """Cuts a model in place, the same on every rank; None where it is to stay whole.
+    """Shard a model in place, in the same way on every rank; return None if it is to stay whole.
 
-    What of the model is on the meta device ``read`` reads, in shards. From now on the processes may
+    ``read`` reads the weights that are on the meta device, in shards. From now on the processes may
     run the model inside ``failing_together``.
     """
     if not config.shards_model:
@@ -147,15 +147,15 @@ def shard_model(
 
 
 def loading_device(config: ParallelConfig, device: torch.device) -> torch.device:
-    """Return where a model is loaded to: one that is cut goes to its device in shards."""
+    """Return the device to which a model is loaded: the CPU if the model will be sharded."""
     return torch.device("cpu") if config.shards_model else device
 
 
 GIGABYTE = 10**9
 MOST_ROWS = 2**20
-"""More than ever fit."""
+"""A number of records that never fits."""
 TRACED_ROWS = 4
-"""Of the micro-batch that is traced; one of other rows keeps in proportion."""
+"""Number of rows in the traced micro-batch; other sizes are estimated in proportion."""
 WITHOUT_A_TRACE = (
     RuntimeError,
     ValueError,
@@ -165,17 +165,17 @@ WITHOUT_A_TRACE = (
     NotImplementedError,
     AssertionError,
 )
-"""What a model may raise on tensors without values."""
+"""Errors that a model may raise when it runs on tensors without values."""
 Config = TypeVar("Config", bound=TrainConfig)
 
 
 def with_micro_batch_size(
     config: Config, architecture: Architecture, head: Head, device: torch.device
 ) -> Config:
-    """Return the configuration with the micro-batch size that ``auto`` stands for.
+    """Return the configuration with the micro-batch size that ``auto`` selects.
 
     Raises:
-        InputError: The device's memory is unknown, or not even one record, or unit, fits.
+        InputError: The memory of the device is unknown, or not even one record or unit fits.
     """
     if config.train.micro_batch_size != AUTO:
         return config
@@ -191,7 +191,7 @@ def with_micro_batch_size(
 def _fitting(
     config: TrainConfig, architecture: Architecture, head: Head, device: torch.device
 ) -> int:
-    """Return the largest micro-batch that fits, at most a step's records."""
+    """Return the largest micro-batch that fits, at most the records of a step."""
     least, train, longest = least_rows(config), config.train, config.task.longest
     assert train.expected_batch_size is not None
     most = train.expected_batch_size * least
@@ -223,7 +223,7 @@ def _fitting(
 
 
 def check_ranks(config: PlanConfig, architecture: Architecture, head: Head) -> None:
-    """Reject what a run of these processes would refuse."""
+    """Reject settings that a run with the planned processes would reject."""
     check_shards(config.parallel, config.parallel.planned_processes)
     check_sharding(config)
     if config.parallel.shards_model:
@@ -233,14 +233,14 @@ def check_ranks(config: PlanConfig, architecture: Architecture, head: Head) -> N
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRanks:
-    """The processes of a run that is planned."""
+    """The processes of a planned run."""
 
     config: TrainConfig
-    """With the length of its records."""
+    """The configuration, with the length of its records."""
     architecture: Architecture
     head: Head
     batch_size: int
-    """Records of a step, as expected."""
+    """Expected number of records in a step."""
     device: torch.device
 
     def costs(self) -> dict[str, Any]:
@@ -267,14 +267,14 @@ class PlannedRanks:
 
     @property
     def _rows(self) -> int:
-        """Records of a micro-batch of longest ones."""
+        """Number of records in a micro-batch of the longest records."""
         train = self.config.train
         rows, tokens = min(train.most_rows, self.batch_size), train.micro_batch_tokens
         return rows if tokens is None else max(1, min(rows, tokens // self.config.task.longest))
 
     @cached_property
     def _engine(self) -> str | None:
-        """The clipper's engine; None: nothing is clipped.
+        """The engine of the clipper; None if nothing is clipped.
 
         The self-check chooses ``rows`` only for models that book-keeping cannot record.
         """
@@ -285,7 +285,7 @@ class PlannedRanks:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The model that trains, without weights."""
+        """The model to train, without weights."""
         return planned_model(self.config, self.architecture, self.head)[0]
 
     @cached_property
@@ -295,7 +295,7 @@ class PlannedRanks:
 
     @cached_property
     def _activations(self) -> Activations:
-        """Of a micro-batch of ``TRACED_ROWS``."""
+        """The activations of a micro-batch of ``TRACED_ROWS`` rows."""
         config = self.config
         model, _ = planned_model(config, self.architecture, self.head)
         try:
@@ -329,18 +329,18 @@ class PlannedRanks:
         )
 
     def _micro_batches(self, rows: int) -> int:
-        """Return how many micro-batches the busiest process has in a large draw."""
+        """Return the number of micro-batches of the busiest process in a large draw."""
         drawn = self.batch_size + 3 * math.sqrt(self.batch_size)
         return math.ceil(drawn / (rows * self._processes))
 
     @property
     def _given(self) -> float | None:
-        """Gigabytes of the accelerator that is planned for; None: it is this machine."""
+        """Configured memory of the planned accelerator in GB; None to plan for this machine."""
         return self.config.plan.device_memory_gb if isinstance(self.config, PlanConfig) else None
 
     @property
     def room(self) -> int | None:
-        """Bytes that a process may plan with, as configured or of this machine; None: unknown."""
+        """Bytes that each process may use, as configured or on this machine; None if unknown."""
         if self._given is not None:
             return int(self._given * GIGABYTE)
         memory, here = usable_memory(self.device), world()
@@ -349,7 +349,7 @@ class PlannedRanks:
         return memory // (self._processes if here is None else here.local_size)
 
     def largest(self, room: int) -> int:
-        """Return the most records of a micro-batch that fit, 0 for none."""
+        """Return the largest number of records in a micro-batch that fits; 0 if no record fits."""
         fits, too_many = 0, MOST_ROWS
         while too_many - fits > 1:
             rows = (fits + too_many) // 2

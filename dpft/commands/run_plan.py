@@ -1,6 +1,6 @@
-"""Make a run's plan from its configuration: sizes, defaults, phases, noise, epsilon, messages.
+"""Plan of a run, made from its configuration: sizes, defaults, phases, noise, epsilon, messages.
 
-Importing it imports no torch.
+Importing this module does not import torch.
 """
 
 import logging
@@ -42,41 +42,41 @@ from dpft.training.optimizers import learning_rate_factor, schedule_factors
 from dpft.training.training_config import LARGEST_DEFAULT_BATCH, TrainingConfig
 
 COUNTED = "counted in the data"
-"""Who says the number of examples, or units, where nobody has published one."""
+"""The source of the number of examples or units if nobody has published it."""
 Config = TypeVar("Config", bound=TrainConfig)
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicSize:
-    """The public number of training examples and who says so."""
+    """The public number of training examples and its source."""
 
     num_examples: int
     source: str
     noun: str = "examples"
-    """What it is a number of, such as "values of customer_id"."""
+    """Description of what is counted, such as "values of customer_id"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What a run will do, fixed before any record is looked at."""
+    """The plan of a run, fixed before any record is used."""
 
     size: PublicSize
     steps: int
     phases: tuple[MethodPhase, ...]
     privacy: PrivacyPlan | None
-    """None for a non-private run."""
+    """The private plan; None for a non-private run."""
     unnoised: ClippingPlan | None = None
-    """Of a non-private run that clips; None of any other."""
+    """The plan of a non-private run that clips; None for any other run."""
 
     @property
     def clipping(self) -> ClippingPlan | None:
-        """What is drawn and clipped, with noise or without; None where nothing is clipped."""
+        """The plan of draws and clipping, with or without noise; None if nothing is clipped."""
         return self.privacy or self.unnoised
 
 
 def steps_plan(config: TrainConfig, plan: RunPlan) -> StepsPlan:
-    """Return what a run is bound to: how it draws, clips and adds noise, or how long it trains."""
+    """Return what a run must keep: how it draws, clips and adds noise, or how long it trains."""
     size = plan.size.num_examples
     return plan.clipping or StepsPlan(
         num_examples=size,
@@ -86,14 +86,16 @@ def steps_plan(config: TrainConfig, plan: RunPlan) -> StepsPlan:
 
 
 def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSize:
-    """Return the number of training examples that stands as public, canaries counted with them.
+    """Return the number of training examples that is taken as public, including canaries.
 
-    Who says it comes first is in docs/dev/design.md, the public number of examples.
+    The section docs/dev/design.md, the public number of examples, defines which source takes
+    precedence.
 
     Args:
-        config: Its task may have a published number; its privacy the user's number, which leads,
-            or units that no published number counts.
-        count_rows: Counts the rows read, or their units, the last resort; called only then.
+        config: The configuration of the run. Its task may have a published number. Its privacy
+            settings may have the user's number, which takes precedence, or units that no published
+            number counts.
+        count_rows: Counts the rows read, or their units. It is called only as a last resort.
     """
     size = size_of_data(config.task, config.privacy, count_rows)
     if config.privacy.unit == CHUNK and config.privacy.num_examples is None:
@@ -117,7 +119,7 @@ def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSiz
 def size_of_data(
     task: Task, privacy: Privacy | HistogramPrivacy, count_rows: Callable[[], int]
 ) -> PublicSize:
-    """Return the public number of a task's records, or units: ``public_size`` without canaries."""
+    """Return the public number of a task's records or units: ``public_size`` without canaries."""
     noun = f"values of {privacy.unit}" if privacy.has_units else "examples"
     if privacy.num_examples is not None:
         given = privacy.num_examples
@@ -138,17 +140,18 @@ def plan_run(
     calibration: Calibration | None = None,
     counts: SpentBefore | None = None,
 ) -> RunPlan:
-    """Return the plan of a run, its noise calibrated unless a multiplier is given.
+    """Return the plan of a run; calibrate its noise unless a noise multiplier is given.
 
     Args:
-        config: The run's.
+        config: The configuration of the run.
         count_rows: As in ``public_size``.
-        noise_multiplier: The one that a search or an interrupted run has chosen already.
-        calibration: That of a search, of which this run is a trial.
+        noise_multiplier: The noise multiplier that a search or an interrupted run has already
+            chosen.
+        calibration: The calibration of a search of which this run is a trial.
         counts: The histogram of a synthesis, which is part of the run's cost.
 
     Raises:
-        InputError: The budget cannot be met or the batch is larger than the data.
+        InputError: The budget cannot be met, or the batch is larger than the data.
     """
     from dpft.privacy.plan_building import make_plan
 
@@ -181,9 +184,10 @@ def plan_run(
 
 
 def last_weights_of(config: TrainConfig, phases: tuple[MethodPhase, ...]) -> list[float]:
-    """Return how much of each step's gradient is in the last weights, by schedule and momentum.
+    """Return the weight of each step's gradient in the final weights, from schedule and momentum.
 
-    Of Adam, whose steps are divided by what follows from all gradients, it is that of its mean.
+    Adam also divides its updates by a quantity that depends on all gradients. For Adam, return the
+    weight in its running mean.
     """
     steps = sum(phase.steps for phase in phases)
     rates = schedule_factors(config.scheduler, steps)
@@ -196,10 +200,10 @@ def last_weights_of(config: TrainConfig, phases: tuple[MethodPhase, ...]) -> lis
 
 
 def noise_beside_independent(config: TrainConfig, plan: RunPlan) -> float | None:
-    """Return the noise in the last weights over that of independent steps at the same epsilon.
+    """Return the noise in the final weights relative to independent noise at the same epsilon.
 
-    None where steps are independent, or the noise was given. Both are calibrated by RDP, which is
-    quick and as loose of either.
+    Return None if the steps are independent or if the noise was given. Both noises are calibrated
+    by RDP, which is fast and equally loose for both.
     """
     guarantee, private = config.privacy.guarantee, plan.privacy
     if guarantee is None or private is None or not private.mechanism.has_streams:
@@ -221,7 +225,10 @@ def noise_beside_independent(config: TrainConfig, plan: RunPlan) -> float | None
 
 
 def with_noise(config: TrainConfig, noise_multiplier: float | None) -> TrainConfig:
-    """Return the configuration with noise known already; None: it is of a run without privacy."""
+    """Return the configuration with the noise multiplier that is already known.
+
+    The configuration is unchanged if the noise multiplier is None or the run has no guarantee.
+    """
     guarantee = config.privacy.guarantee
     if guarantee is None or noise_multiplier is None:
         return config
@@ -232,7 +239,7 @@ def with_noise(config: TrainConfig, noise_multiplier: float | None) -> TrainConf
 def plan_without_noise(
     config: TrainConfig, size: PublicSize, steps: int, phases: tuple[MethodPhase, ...]
 ) -> RunPlan:
-    """Return the plan of a run with ``privacy=none``, ordinary or clipped."""
+    """Return the plan of a run with ``privacy=none``, with or without clipping."""
     from dpft.privacy.plan_building import make_clipping_plan
 
     clips, clipping = config.privacy.clips, None
@@ -253,10 +260,10 @@ def _within_total(
     num_examples: int,
     phases: tuple[MethodPhase, ...],
 ) -> DifferentialPrivacy:
-    """Return the guarantee with the noise that what its tokenizer spent leaves for the training.
+    """Return the guarantee with the noise that the tokenizer's cost leaves for the training.
 
     Raises:
-        InputError: That leaves too little, or there is no tokenizer with a ledger.
+        InputError: The tokenizer leaves too little, or there is no tokenizer with a ledger.
     """
     assert guarantee.total_eps is not None
     if tokenizer is None:
@@ -290,11 +297,11 @@ def _within_total(
 
 
 def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[MethodPhase, ...]:
-    """Return the stretches that the method makes of a run of ``steps`` steps.
+    """Return the phases into which the method divides a run of ``steps`` steps.
 
     Raises:
-        InputError: Their learning rates do not go with ``train.learning_rate``, or one has a
-            clipping norm and nothing is clipped.
+        InputError: The learning rates of the phases do not fit ``train.learning_rate``, or a phase
+            has a clipping norm although nothing is clipped.
     """
 
     def steps_of_epochs(epochs: float) -> int:
@@ -319,11 +326,12 @@ def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[M
 
 
 def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
-    """Return the configuration with batch size, epochs and learning rate: its own, or chosen ones.
+    """Return the configuration with batch size, epochs and learning rate filled in.
 
-    Without a batch size it takes that of another task's sample rate, if it asks so, since the
-    sample rate, not the batch size, carries over between data sets (Li et al. 2022, Appendix L);
-    else one by the public number of examples. What is chosen is logged.
+    If ``train.transfer_sample_rate_from`` names another task, the batch size is that task's, and is
+    scaled to this task's size. The sample rate, not the batch size, carries over between data sets
+    (Li et al. 2022, Appendix L). Other values that are set are kept. Missing values follow from the
+    method and the public number of examples. Chosen values are logged.
 
     Raises:
         InputError: There is no such task, or its batch size is larger than its data.
@@ -353,7 +361,7 @@ def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
 
 
 def _announce(config: TrainConfig, train: TrainingConfig, number: str) -> None:
-    """Log the keys that were chosen, none of which was given."""
+    """Log the keys that were chosen because they were not given."""
     given = config.train
     names: list[str] = []
     if given.expected_batch_size is None and given.transfer_sample_rate_from is None:
@@ -369,7 +377,7 @@ def _announce(config: TrainConfig, train: TrainingConfig, number: str) -> None:
 
 
 def with_own_defaults(config: Config, size: PublicSize) -> Config:
-    """Return the configuration with the batch, epochs and learning rate that null stands for."""
+    """Return the configuration with batch size, epochs and learning rate in place of null."""
     train = config.train.for_own_data(
         size.num_examples, method=config.method.name, is_user_data=config.task.own_defaults
     )
@@ -377,7 +385,7 @@ def with_own_defaults(config: Config, size: PublicSize) -> Config:
 
 
 def warn_of_guarantee(config: TrainConfig, plan: RunPlan) -> None:
-    """Warn on stderr, before training, of what makes the guarantee weak or void."""
+    """Warn on stderr, before training, if the guarantee is weak or void."""
     if plan.privacy is None:
         logger.warning("%s", config.privacy.alarm)
         return
@@ -387,13 +395,13 @@ def warn_of_guarantee(config: TrainConfig, plan: RunPlan) -> None:
 
 
 def warn_of_delta(plan: PrivacyPlan) -> None:
-    """Warn on stderr of a delta so large that it promises little."""
+    """Warn on stderr if delta is so large that the guarantee means little."""
     for warning in delta_warnings(plan.delta, plan.num_examples, source=plan.delta_source):
         logger.warning(warning)
 
 
 def warn_of_noise(plan: PrivacyPlan, trainable_parameters: int) -> None:
-    """Warn on stderr where the noise drowns whatever the records could teach."""
+    """Warn on stderr if the noise is larger than anything that the records could teach."""
     for warning in noise_warnings(
         plan.as_independent(),
         expected_batch_size=plan.expected_batch_size,
@@ -403,7 +411,7 @@ def warn_of_noise(plan: PrivacyPlan, trainable_parameters: int) -> None:
 
 
 def announce(command: TrainCommand) -> None:
-    """Log what is about to be trained, from the configuration alone; on the first process."""
+    """Log what is about to be trained, from the configuration only; on rank 0."""
     if is_other_rank():
         return
     if command.resume not in (None, AUTO):
@@ -414,7 +422,7 @@ def announce(command: TrainCommand) -> None:
 
 
 def announce_steps(config: TrainConfig, plan: RunPlan, *, taken: int) -> None:
-    """Log how many steps this session will take, and whose bound epsilon is."""
+    """Log how many steps this session will take, and which accountant bounds epsilon."""
     accountant = ""
     if plan.privacy is not None:
         accountant = f"; epsilon is the upper bound by {leading_accountant(config, plan.privacy)}"
@@ -422,18 +430,18 @@ def announce_steps(config: TrainConfig, plan: RunPlan, *, taken: int) -> None:
 
 
 def say_default_method(config: TrainConfig) -> None:
-    """Log why the head alone trains, where that is the default, and the key that changes it."""
+    """Log why only the head trains if that is the default, and the key that changes the default."""
     is_of_labels = config.task.own_defaults and config.task.answers == LABELS
     if is_of_labels and config.method.name == "linear_probe":
         logger.info(DEFAULT_FOR_LABELS)
 
 
 def what_is_trained(command: TrainCommand) -> str:
-    """Return task, model, method and promise of a run, in words that follow "training".
+    """Return task, model, method and guarantee of a run, as text that follows "training".
 
-    That is "model=gpt2 on task=e2e by method=full, under eps=3 for each example", say; a model in
-    a folder is called by the folder's last name and its config.json's type: "model.path=…/NAME
-    (bert)".
+    An example is "model=gpt2 on task=e2e by method=full, under eps=3 for each example". A model in
+    a folder is named by the last name of the folder and the type in its config.json:
+    "model.path=…/NAME (bert)".
     """
     start = "" if command.model.init == "pretrained" else " from random weights"
     return (
@@ -469,7 +477,7 @@ def _promise(privacy: Privacy) -> str:
 def curve_of_run(config: TrainConfig, plan: RunPlan) -> EpsilonCurve | None:
     """Return the curve of epsilon over the steps of a private run.
 
-    A run without privacy has none, nor has a synthesis, whose histogram comes first.
+    Return None for a run without privacy, and for a synthesis, because its histogram comes first.
     """
     private = plan.privacy
     if private is None or private.counts is not None:
@@ -484,7 +492,10 @@ def curve_of_run(config: TrainConfig, plan: RunPlan) -> EpsilonCurve | None:
 
 
 def leading_accountant(config: TrainConfig, plan: PrivacyPlan) -> str:
-    """Return whose bound a run reports: that of its calibration, else the configured one."""
+    """Return the accountant whose bound a run reports.
+
+    This is the accountant of the calibration if there is one, else the configured one.
+    """
     if plan.calibration is not None:
         return plan.calibration.accountant
     assert config.privacy.guarantee is not None

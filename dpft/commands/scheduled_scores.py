@@ -1,9 +1,9 @@
-"""Score the model between training steps, on the schedule of ``eval.every_steps``.
+"""Scores of the model between training steps, on the schedule of ``eval.every_steps``.
 
 ``eval.every_steps`` and ``eval.every_epochs`` give the points of figures that show scores over
 epochs (Bu et al. 2022, Figures 1, 3, 4 and 5; Li et al. 2022, Figure 4). The model is scored
-between two steps, in eval mode and with torch's random state restored, so that training continues
-as if it had not been scored. Each point has the upper bound of epsilon of the steps so far.
+between two steps in eval mode. Torch's random state is then restored, so that training continues as
+if nothing had been scored. Each point has the upper bound of epsilon of the steps so far.
 """
 
 import logging
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class ScheduledScores:
-    """Scores a model at every multiple of ``every`` steps but the last; a ``StepEvaluation``."""
+    """``StepEvaluation`` that scores a model at multiples of ``every`` steps, except the last."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ScheduledScores:
         every: int,
         ranks: Ranks,
     ) -> None:
-        """Score ``model`` on some records; see ``of_run``."""
+        """Prepare to score ``model`` on some records; see ``of_run``."""
         self._config, self._model, self._encoding, self._scored = config, model, encoding, scored
         self._progress, self._every, self._ranks = progress, every, ranks
         self._due = StepWindows(0, 0, every)
@@ -58,15 +58,15 @@ class ScheduledScores:
         progress: ProgressRecord | None,
         ranks: Ranks = ALONE,
     ) -> Self | None:
-        """Return what scores a run's model between its steps, or None if no schedule is set.
+        """Return the scheduled scores of a run, or None if no schedule is set.
 
         Args:
-            config: The run's.
-            num_examples: Its public number of examples.
-            model: On its device.
-            encoding: How records become rows.
+            config: The configuration of the run.
+            num_examples: The public number of examples.
+            model: The model, on its device.
+            encoding: Converts records to rows.
             scored: The records to score, by part of the split.
-            progress: Where the scores go; None on all processes but the first.
+            progress: Receives the scores; None on all processes except rank 0.
             ranks: The processes of the run.
         """
         batch = config.train.batch_size(num_examples)
@@ -84,7 +84,7 @@ class ScheduledScores:
             self._score(step, epsilon)
 
     def _is_missing(self, step: int, last_step: int) -> bool:
-        """Return whether the score of ``step`` is due and missing; on the first process."""
+        """Return whether the score of ``step`` is due and missing; called on rank 0."""
         logger.info(
             "scores of the public split %s every %d steps, in %s",
             self._config.eval.split, self._every, PROGRESS,
@@ -99,7 +99,7 @@ class ScheduledScores:
         return self._is_due(step) and not self._progress.has_scores(step)
 
     def after_step(self, step: int, epsilon: SpentEpsilon | None) -> None:
-        """Score the model if it is due."""
+        """Score the model if its score is due."""
         if self._is_due(step):
             self._score(step, epsilon)
 
@@ -113,7 +113,7 @@ class ScheduledScores:
 
     def _score(self, step: int, epsilon: SpentEpsilon | None) -> None:
         began = time.monotonic()
-        # A bar of the steps may stand there, and lines would tell times.
+        # Not shown, because a progress bar may be on the terminal and log lines would reveal times.
         scores = score_stage(
             *(self._config, self._model, self._encoding, self._scored, "after", self._ranks),
             shown=False,

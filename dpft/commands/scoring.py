@@ -1,7 +1,8 @@
-"""Score a model on the evaluation split, and write the scores and the texts.
+"""Scoring of a model on the evaluation split, and the files of its scores and texts.
 
-One path for every command: a model on its device, how it reads records, the records to score, and
-then metrics.json and the texts, in public or, for a private split, in private/.
+Every command uses this path. Its inputs are a model on its device, an encoding of records, and the
+records to score. Its outputs are metrics.json and the texts, which go to ``private/`` if the split
+is private.
 """
 
 import logging
@@ -44,9 +45,9 @@ def score_stage(
     *,
     shown: bool = True,
 ) -> list[Evaluation]:
-    """Return the scores of a run's model before or after training; none if nothing is scored.
+    """Return the scores of a run's model before or after training; empty if nothing is scored.
 
-    Each of the processes reads a share of the records.
+    Each process scores a share of the records.
     """
     if scored and shown:
         logger.info("evaluating %s", STAGES[stage])
@@ -73,12 +74,13 @@ def score_model(
     ranks: Ranks = ALONE,
     shown: bool = True,
 ) -> list[Evaluation]:
-    """Return the scores on each part of the evaluation split, with a bar or lines as it goes.
+    """Return the scores on each part of the evaluation split, and show progress.
 
-    torch's random state is left as it was: evaluation must not move what training draws.
+    The random state of torch is not changed, because evaluation must not change what training
+    draws.
     """
     if HELD_OUT in scored:
-        # Records held out are scored like those trained on: without those that cannot be read.
+        # Held-out records are scored like training records: without records that cannot be read.
         scored = {HELD_OUT: encoding.readable(scored[HELD_OUT])}
         if not scored[HELD_OUT]:
             raise InputError(
@@ -109,7 +111,7 @@ def score_model(
 
 
 def not_evaluated(config: TrainConfig) -> list[Evaluation]:
-    """Return an entry for metrics.json that says why nothing was scored; none where it was."""
+    """Return a metrics.json entry with the reason why nothing was scored; empty otherwise."""
     if not is_unscored(config):
         return []
     why = dict.fromkeys(config.task.metrics, NOT_EVALUATED)
@@ -129,7 +131,7 @@ def not_evaluated(config: TrainConfig) -> list[Evaluation]:
 def write_scores(
     config: TrainConfig | EvaluateConfig, folder: Path, evaluations: Sequence[Evaluation]
 ) -> None:
-    """Write the scores of one stage, and their texts."""
+    """Write the scores of one stage and their texts."""
     if not evaluations:
         return
     write_evaluations(
@@ -149,17 +151,17 @@ def write_evaluations(
     publish: bool = False,
     training: bool = False,
 ) -> None:
-    """Write the scores, and the texts of the last stage, files for each part scored.
+    """Write the scores, and the texts of the last stage, in separate files for each scored part.
 
-    Texts go to predictions.jsonl and, some of them to be read, to samples.md. What stands in public
-    from when the same split was said to be public is removed once it no longer is.
+    All texts go to predictions.jsonl, and some of them to samples.md for people to read. If a split
+    was stated to be public before and no longer is, the old public files are removed.
 
     Args:
-        folder: A run's folder; it exists.
-        evaluations: At least one.
-        public: Whether the split may be shown; if not, scores and texts go to private/.
-        publish: Whether scores of a private split are shown, rounded.
-        training: Whether records were trained on; of those there are no samples.
+        folder: An existing run folder.
+        evaluations: The evaluations, at least one.
+        public: Whether the split may be shown. If not, scores and texts go to ``private/``.
+        publish: Whether rounded scores of a private split are shown.
+        training: Whether the records were trained on. In that case, there are no samples.
     """
     shown = folder if public else private_folder(folder)
     stage = evaluations[-1].stage
@@ -170,7 +172,7 @@ def write_evaluations(
         if not public and any(
             e.split_is_public for e in read_evaluations(folder) if (e.task, e.split) == split
         ):
-            # It may have been scored with other parts then, or alone.
+            # At that time, the part may have been scored with other parts or by itself.
             remove_scores(folder)
             for name in (PREDICTIONS, SAMPLES, WRONG_IMAGES):
                 for part_then in ("", evaluation.split):
@@ -195,5 +197,5 @@ def write_evaluations(
 
 
 def file_of_part(file: str, part: str) -> str:
-    """Return the name of the file for a part of a split; the file itself without one."""
+    """Return the file name for a part of a split, or the name itself if the split has one part."""
     return file if not part else f"_{part}.".join(file.split("."))

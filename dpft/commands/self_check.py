@@ -1,4 +1,4 @@
-"""Run the clipper's self-check on a run's model with synthetic records."""
+"""Self-check of the clipper on a run's model, with synthetic records."""
 
 import logging
 from dataclasses import replace

@@ -1,7 +1,8 @@
-"""Read the training records, and divide them into those to train on and those to score.
+"""Training records, and their division into records to train on and records to score.
 
-A published task has splits of its own. Your own single file has not: ``eval.held_out`` takes some
-of it, by a secret key that stays in the run's private/, so that ``dpft eval run=`` scores the same.
+A published task has its own splits. For your own single file, ``eval.held_out`` selects some
+records with a secret key. The key stays in the run's ``private/``, so that ``dpft eval run=``
+scores the same records.
 """
 
 import hmac
@@ -25,20 +26,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """Every record that was read, before any of them is left out."""
+    """All records that were read, before any of them is skipped."""
 
     examples: Sequence[Record]
     units: Sequence[str] | None
-    """The privacy unit of each; None: each is one of its own."""
+    """The privacy unit of each record; None if each record is its own unit."""
     faulty: Sequence[str] = ()
-    """The unit of each faulty row, which is no record but counts in sizes and rates; private."""
+    """The unit of each invalid row. Such a row is not a record but counts in sizes and rates;
+    private."""
     blank: int = 0
-    """Records whose texts are empty and whose label is learned; private."""
+    """Number of records whose texts are empty and whose label is learned; private."""
     cut: int = 0
-    """Records of which a text was cut before it was tokenized; private."""
+    """Number of records with a text that was truncated before it was tokenized; private."""
 
     def only(self, places: Sequence[int]) -> "TrainingData":
-        """Return the records at some places alone."""
+        """Return only the records at the given indices."""
         units = None if self.units is None else [self.units[at] for at in places]
         if isinstance(self.examples, PackedRecords):
             return replace(self, examples=self.examples.only(places), units=units)
@@ -46,7 +48,7 @@ class TrainingData:
 
     @property
     def num_units(self) -> int:
-        """How many units were read."""
+        """Number of units that were read."""
         if self.units is None:
             return len(self.examples) + len(self.faulty)
         return len({*self.units, *self.faulty})
@@ -55,10 +57,10 @@ class TrainingData:
 def read_early(config: TrainConfig) -> TrainingData | None:
     """Return the training records of a new run, before torch is imported.
 
-    So an invalid row is reported a second after the command, and not after the libraries are
-    loaded. Each of several processes reads for itself, later, and rows of a source that is not
-    local are not read early. Rows that the model has to check are only validated here, and read
-    again once it is loaded.
+    Invalid rows are thus reported a second after the command starts, not after the libraries are
+    loaded. If there are several processes, each reads the records later. Rows of a source that is
+    not local are not read early. Rows that the model must check are only validated here, and are
+    read again when the model is loaded.
     """
     if config.parallel.name != "none" or config.task.effective_source != "local":
         return None
@@ -67,9 +69,9 @@ def read_early(config: TrainConfig) -> TrainingData | None:
 
 
 def load_training_data(config: TrainConfig, check: Check = accept_all) -> TrainingData:
-    """Return the training records, and whose they are where ``privacy.unit`` is a column.
+    """Return the training records, and their units if ``privacy.unit`` is a column.
 
-    ``check`` is ``Encoding.check`` of the model; without it, rows that the model cannot read count
+    ``check`` is the model's ``Encoding.check``. Without it, rows that the model cannot read count
     as records.
     """
     privacy = config.privacy
@@ -80,7 +82,7 @@ def load_training_data(config: TrainConfig, check: Check = accept_all) -> Traini
 
     def records() -> Iterator[Record]:
         nonlocal blank, cut
-        unit_texts: dict[str, str] = {}  # Equal units are one text.
+        unit_texts: dict[str, str] = {}  # Equal units share one string.
         for record, unit, is_cut in read_examples(config.task, "train", column, check):
             if record is None:
                 faulty.append(unit)
@@ -103,30 +105,30 @@ def load_training_data(config: TrainConfig, check: Check = accept_all) -> Traini
 
 
 HELD_OUT = "held_out"
-"""What the records are called in metrics.json, where other runs have the split's name."""
+"""Name of the held-out records in metrics.json, which otherwise contains the name of the split."""
 
 NOT_EVALUATED = (
-    "the data are a training split alone, which was trained on as a whole; hold some of it out"
-    " with eval.held_out=0.1, or give other splits beside it"
+    "the data have only a training split. Hold out a part of it with eval.held_out=0.1, or add"
+    " another split."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """The records of a run; private."""
+    """The division of a run's records; private."""
 
     kept: Sequence[int]
-    """Places of those to train on."""
+    """Indices of the records to train on."""
     scored: dict[str, list[Record]]
-    """Those to score, by part of the split; none where nothing is scored."""
+    """The records to score, by part of the split; empty if nothing is scored."""
     key: bytes | None = None
-    """Secret, where records were held out."""
+    """The secret key, if records were held out."""
     fingerprint: str = ""
-    """By that key, of all the records."""
+    """Keyed hash of all records under that key."""
 
     @property
     def key_text(self) -> str | None:
-        """The file by which held-out records are known again; None where none were held out."""
+        """Content of the file that identifies the held-out records; None if there are none."""
         return None if self.key is None else f"{self.key.hex()}\n{self.fingerprint}\n"
 
 
@@ -136,14 +138,17 @@ def divide(
     key: bytes | None = None,
     check: Check = accept_all,
 ) -> Division:
-    """Return the training records without those held out, and those to score.
+    """Return the training records without the held-out records, and the records to score.
 
-    The data are every record of the training split, in its order; the key is of a run that goes on,
-    None: a fresh one is drawn. ``check`` is as in ``load_training_data``.
+    Args:
+        config: The configuration of the run.
+        data: Every record of the training split, in its order.
+        key: The key of a resumed run; None draws a new key.
+        check: As in ``load_training_data``.
 
     Raises:
-        InputError: Records are to be held out and there are others to score, or one side is empty;
-            or the evaluation split cannot be read.
+        InputError: Records are to be held out although there are others to score, one side is
+            empty, or the evaluation split cannot be read.
     """
     if config.eval.held_out is None:
         scored = {}
@@ -167,11 +172,11 @@ def divide(
 
 
 def records_to_score(config: EvaluateConfig, check: Check = accept_all) -> dict[str, list[Record]]:
-    """Return the records to score, by part of the split; ``check`` as in ``load_training_data``.
+    """Return the records to score, by part of the split; ``check`` is as in ``load_training_data``.
 
     Raises:
-        InputError: They cannot be read, or were held out otherwise, or by a key that is not there,
-            or are no longer the same.
+        InputError: The records cannot be read, were held out differently, or have changed, or the
+            key of the held-out records is missing.
     """
     if config.eval.held_out is None:
         parts = config.task.parts(config.eval.split)
@@ -207,7 +212,7 @@ def records_to_score(config: EvaluateConfig, check: Check = accept_all) -> dict[
 
 
 def is_unscored(config: TrainConfig) -> bool:
-    """Return whether a run has training records alone, and nobody asked to score others."""
+    """Return whether a run has only training records and no other records were requested."""
     asked = config.eval.split != config.task.eval_split or config.eval.held_out is not None
     return config.eval.enabled and not asked and has_training_split_alone(config.task)
 
@@ -225,17 +230,17 @@ def _sides(data: TrainingData, fraction: float, key: bytes) -> tuple[Sequence[in
 
 
 def _units(data: TrainingData) -> Iterable[str]:
-    """Return the unit of each record; one that is its own is known by its place."""
+    """Return the unit of each record; a record that is its own unit is named by its index."""
     return map(str, range(len(data.examples))) if data.units is None else data.units
 
 
 def known_by(data: TrainingData, key: bytes) -> str:
-    """Return what tells these records and their units from any others; as secret as the key."""
+    """Return a fingerprint of these records and their units, which is as secret as the key."""
     return records_fingerprint(data.examples, _units(data), key)
 
 
 def held_out_key(run: Path) -> tuple[bytes, str]:
-    """Return the key by which a run held records out, and its fingerprint of all of them."""
+    """Return the key by which a run held records out, and its fingerprint of all records."""
     path = run / HELD_OUT_KEY
     try:
         key, before = path.read_text(encoding="ascii").split("\n")[:2]

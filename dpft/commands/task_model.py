@@ -1,7 +1,7 @@
-"""Combine a task with a model: its head, its encoding, and loading it to train or to score.
+"""Combination of a task with a model: head, encoding, and loading to train or to score.
 
-``dpft eval``, ``generate`` and ``export`` load a run's trained model, or any other, by
-``TrainedModel``.
+``dpft eval``, ``generate`` and ``export`` use ``TrainedModel`` to load a run's trained model or any
+other model.
 """
 
 import logging
@@ -48,17 +48,17 @@ Config = TypeVar("Config", bound=TrainConfig)
 
 
 def head_of(task: Task, architecture: Architecture) -> Head:
-    """Return what the model must answer with to do the task."""
+    """Return the head that the model needs for the task."""
     return modality_of(task).head(task, architecture)
 
 
 def layout_of(task: Task, architecture: Architecture, head: Head) -> Layout:
-    """Return how the task's rows would lie in a batch of that model; see ``Modality.layout``."""
+    """Return the layout of the task's rows in a batch for that model; see ``Modality.layout``."""
     return modality_of(task).layout(task, architecture, head)
 
 
 def encoding_of(task: Task, architecture: Architecture, head: Head, processor: Any) -> Encoding:
-    """Return how the task's records become what that model reads."""
+    """Return the encoding of the task's records for that model."""
     return modality_of(task).encoding(task, architecture, head, processor)
 
 
@@ -70,14 +70,15 @@ def prepare_model(
     planned: bool = False,
     rows: CheckpointRows | None = None,
 ) -> tuple[PreTrainedModel, frozenset[str]]:
-    """Return the model that the method makes of the configured one, and its new parameters.
+    """Return the model that the method makes of the configured model, and its new parameters.
 
-    The task's tokens have their rows before the method sees it; of a model that is ``planned`` the
-    shapes alone matter, so that no tokenizer is needed. The names are those of the model before the
-    method changed it. ``rows`` are as in ``load_model``.
+    The task's tokens get their embedding rows before the method is applied. If the model is
+    ``planned``, only its shapes matter, so no tokenizer is needed. The names are those before the
+    method changed the model. ``rows`` is as in ``load_model``.
 
     Raises:
-        InputError: The model cannot be loaded or mixes examples, or the method does not fit it.
+        InputError: The model cannot be loaded or mixes examples, or the method does not fit the
+            model.
     """
     new = new_names(architecture, head)
     tokens = config.task.special_tokens
@@ -92,12 +93,13 @@ def prepare_model(
 def prepare_in_shards(
     config: TrainConfig, architecture: Architecture, head: Head
 ) -> tuple[PreTrainedModel, frozenset[str], RowsOfModel | None]:
-    """Return what ``prepare_model`` does, the checkpoint's weights on the meta device.
+    """Return the result of ``prepare_model`` with the checkpoint's weights on the meta device.
 
-    Each rank reads its own rows of them once the model is cut; what the checkpoint lacks is real.
-    A model whose weights cannot be read so is loaded whole, and nothing is left to read: one that
-    does not come from a checkpoint, or gets rows for new tokens, or of whose weights the method
-    makes others.
+    Each rank reads its own rows of these weights after the model is sharded. Parameters that the
+    checkpoint lacks are real.
+
+    A model is loaded whole instead, and nothing is left to read, in three cases. The model does not
+    come from a checkpoint, gets rows for new tokens, or has weights that the method changes.
     """
     try:
         if architecture.model.init != "pretrained":
@@ -109,14 +111,14 @@ def prepare_in_shards(
     except NotInShards as error:
         reason = str(error)
     except (InputError, RuntimeError):
-        reason = "loading changes its weights"  # otherwise the next attempt fails with the reason
+        reason = "loading changes its weights"  # otherwise the next attempt raises the error
     model, new = prepare_model(config, architecture, head)
     logger.warning("parallel=fsdp: each process first loads the whole model (%s)", reason)
     return model, new, None
 
 
 def training_head(config: TrainConfig, architecture: Architecture) -> Head:
-    """Return what the model of a run answers with, once the run is known to fit it."""
+    """Return the head of a run's model, after checking that the run fits the model."""
     head = head_of(config.task, architecture)
     new_names(architecture, head)
     modality_of(config.task).check_fit(
@@ -129,53 +131,54 @@ def training_head(config: TrainConfig, architecture: Architecture) -> Head:
 
 
 def written_tokens(task: Task, decode: DecodeConfig) -> int | None:
-    """Return the most tokens that evaluation writes after a prompt; None where none are."""
+    """Return the most tokens that evaluation generates after a prompt; None without generation."""
     masked = isinstance(task, CorpusTask) and task.objective == MASKS
     return None if masked or task.answers != TEXTS else decode.max_new_tokens
 
 
 def fitted_to(config: Config, architecture: Architecture) -> Config:
-    """Return a run's configuration with the size of its records; see ``Modality.fitted``."""
+    """Return the configuration of a run with the size of its records; see ``Modality.fitted``."""
     task, extra = config.task, config.method.extra_positions
     fitted = modality_of(task).fitted(task, architecture, extra)
     return config if fitted is task else config.replace(task=fitted)
 
 
 def check_fit(config: TrainConfig) -> None:
-    """Reject a run whose task, model and method do not go together."""
+    """Reject a run whose task, model and method do not fit together."""
     architecture = read_architecture(config.model)
     training_head(fitted_to(config, architecture), architecture)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel:
-    """A model to score, to write with or to export, and what a method has to put onto it."""
+    """A model to score, to generate with or to export, and how to add what a method trained."""
 
     architecture: Architecture
     method: Method | None = None
-    """Puts what the run trained onto the model; None: the model is whole."""
+    """The method that adds the run's trained parameters to the model; None if the model is whole.
+    """
     folder: Path | None = None
-    """Where that and the tokenizer are."""
+    """Folder of these parameters and of the tokenizer."""
     tokens: tuple[str, ...] = ()
     """Tokens of a task for which the model has no rows yet."""
 
     @property
     def extra_positions(self) -> int:
-        """Positions of the model that stand before a text's own."""
+        """Number of positions that the method uses before the positions of a text."""
         return 0 if self.method is None else self.method.extra_positions
 
     def head(self, task: Task) -> Head:
-        """Return what the model answers with."""
+        """Return the head of the model."""
         return head_of(task, self.architecture)
 
     def load(self, head: Head, *, seed: int = 0, dequantizes: bool = False) -> PreTrainedModel:
         """Return the model on the CPU.
 
         Args:
-            head: What it answers with.
-            seed: Of a head that it lacks.
-            dequantizes: Whether quantized weights become float32 ones of the same values, which
-                a method's own can be added to.
+            head: The head of the model.
+            seed: Seed for a head that the model lacks.
+            dequantizes: Whether quantized weights become float32 weights of the same values, to
+                which a method's weights can be added.
         """
         model = load_with_tokens(self.architecture, head, self.tokens, seed=seed)
         if dequantizes and self.architecture.model.is_quantized:
@@ -185,15 +188,16 @@ class TrainedModel:
         return self.method.restore(model, self.folder)
 
     def processor(self, task: Task, head: Head) -> Any:
-        """Return what a run saves beside its model: a tokenizer, or an image processor."""
+        """Return what a run saves with its model: a tokenizer or an image processor."""
         return modality_of(task).processor(
             task, self.architecture, head, folder=self.folder, tokens=self.tokens
         )
 
     def encoding(self, task: Task, *, max_new_tokens: int | None) -> Encoding:
-        """Return how the task's records become what the model reads, once they are known to fit.
+        """Return the encoding of the task's records, after checking that their lengths fit.
 
-        The model may write ``max_new_tokens`` after one; None where it writes none.
+        The model may generate ``max_new_tokens`` tokens after a record; None means that it
+        generates none.
         """
         task = self.fitted(task)
         self.check_lengths(task, max_new_tokens=max_new_tokens)
@@ -201,7 +205,7 @@ class TrainedModel:
         return encoding_of(task, self.architecture, head, self.processor(task, head))
 
     def check_lengths(self, task: Task, *, max_new_tokens: int | None) -> None:
-        """Reject texts longer than the positions that the model has for them."""
+        """Reject texts that are longer than the model's positions for them."""
         modality_of(task).check_fit(
             self.fitted(task),
             self.architecture,
@@ -210,16 +214,16 @@ class TrainedModel:
         )
 
     def fitted(self, task: Task) -> Task:
-        """Return a task with what the model says of it; see ``Modality.fitted``."""
+        """Return a task with the sizes that the model determines; see ``Modality.fitted``."""
         fitted: Task = modality_of(task).fitted(task, self.architecture, self.extra_positions)
         return fitted
 
     def has_random_head(self, task: Task) -> bool:
-        """Return whether nothing was trained of what the model answers the task with."""
+        """Return whether the head that the task needs has not been trained."""
         return self.method is None and bool(new_names(self.architecture, self.head(task)))
 
     def on_device(self, task: Task, device: torch.device) -> PreTrainedModel:
-        """Return the model of a task on the device where it is to run."""
+        """Return the model of a task on the device on which it will run."""
         model = self.load(self.head(task))
         model.to(device)  # type: ignore[arg-type]
         return model
@@ -227,7 +231,7 @@ class TrainedModel:
     def outputs(
         self, task: Task, device: torch.device, *, batch_size: int, max_new_tokens: int
     ) -> ModelOutputs:
-        """Return what writes texts after the task's inputs."""
+        """Return the object that generates texts after the task's inputs."""
         encoding = self.encoding(task, max_new_tokens=max_new_tokens)
         return ModelOutputs(
             model=self.on_device(task, device),
@@ -241,8 +245,8 @@ def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
     """Return the trained model of a run.
 
     Raises:
-        InputError: The model, or the base of what trained, cannot be found or understood.
-        StateError: The base is another than the run trained on.
+        InputError: The model or its base model cannot be found or understood.
+        StateError: The base model is not the model that the run trained on.
     """
     saved = folder / MODEL
     if config.method.saves_whole_model:
@@ -250,7 +254,7 @@ def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
         return TrainedModel(architecture=read_architecture(whole))
     base, model, tokens = base_folder(saved), config.model, config.task.special_tokens
     if base is not None:
-        # saved with the rows that it had been given
+        # The base model was saved with the rows that it had been given.
         model, tokens = model.replace(path=str(base), init="pretrained", tokenizer=None), ()
     else:
         check_base(saved, model)
@@ -260,7 +264,11 @@ def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
 
 
 def digest_of_base(config: TrainConfig) -> str | None:
-    """Return what a run's adapter is known to stand on; None where its folder holds its base."""
+    """Return the digest of the base model of a run's adapter, or None if there is no such digest.
+
+    There is none if the run's folder contains the base model, or if the weights cannot be read row
+    by row.
+    """
     model = config.model
     if config.method.saves_whole_model or model.init != "pretrained" or model.is_no_address:
         return None
@@ -274,8 +282,8 @@ def digest_of_base(config: TrainConfig) -> str | None:
 def held_to_save(method: Method, model: nn.Module) -> Callable[[nn.Parameter], bool]:
     """Return which parameters a process holds at once when it saves a sharded model.
 
-    A whole model is gathered file by file and block by block. An adapter is held whole, and so is a
-    base that is saved with it because no other place has it.
+    A whole model is gathered file by file and block by block. An adapter is held whole. A base
+    model is also held whole if it is saved with the adapter because it is stored nowhere else.
     """
     whole: Any = model
     saves_base = not method.saves_whole_model and not whole.name_or_path
@@ -290,14 +298,14 @@ def save_model(
     base: str | None,
     shards: ShardedModel | None,
 ) -> str:
-    """Save the trained model on rank 0, which other ranks help to gather; return its digest.
+    """Save the trained model on rank 0, while other ranks help to gather it; return its digest.
 
     Args:
-        config: The run's.
-        model: Trained.
+        config: The configuration of the run.
+        model: The trained model.
         processor: Its tokenizer or image processor, which is saved with it.
-        folder: The run's.
-        base: Digest of the model that an adapter was trained on; None: it is saved too.
+        folder: Folder of the run.
+        base: Digest of the model that an adapter was trained on; None if that model is saved too.
         shards: ``model``, if each process has only a shard of it.
     """
     method = config.method
@@ -308,19 +316,19 @@ def save_model(
         method.save(model, folder / MODEL)
         processor.save_pretrained(folder / MODEL)
         apply_umask(folder / MODEL)
-        sync_tree(folder / MODEL)  # before the ledger closes, after which it is saved no more
+        sync_tree(folder / MODEL)  # before the ledger closes: later, no save
         return write_released(folder / MODEL, base)
 
 
 def check_base(saved: Path, model: ModelConfig) -> None:
-    """Check that a base model is the one that an adapter was trained on.
+    """Check that a base model is the model that an adapter was trained on.
 
     Args:
-        saved: The adapter's folder, whose digests were compared with the ledger.
-        model: The base, as the run's configuration names it now.
+        saved: Folder of the adapter, whose digests were compared with the ledger.
+        model: The base model, as the run's configuration names it now.
 
     Raises:
-        StateError: The base is another model.
+        StateError: The base model is another model.
     """
     recorded = recorded_base(saved)
     if recorded is None:

@@ -1,8 +1,8 @@
-"""``dpft tokenizer``: make a tokenizer from private word counts with noise.
+"""Private tokenizers, made from word counts with noise (``dpft tokenizer``).
 
-The ledger's line is on disk before noise is drawn, so that a crash can never under-count; the noisy
-histogram is kept. Everything after it, the tokenizer and its report, is post-processing: it costs
-nothing and may be done again, by ``resume=``.
+The line of the ledger is on disk before noise is drawn, so that a crash never leads to an
+underestimate of epsilon. The noisy histogram is kept. Everything made from it, the tokenizer and
+its report, is post-processing: it costs no epsilon and can be repeated with ``resume=``.
 """
 
 import hashlib
@@ -93,18 +93,18 @@ logger = logging.getLogger(__name__)
 def make_tokenizer(
     command: TokenizerCommand, folder: Path, *, composed: Composed | None = None
 ) -> Answer:
-    """Make a private vocabulary, or with ``command.resume`` another one of a released histogram.
+    """Make a private vocabulary, or with ``command.resume`` another one from a released histogram.
 
     Args:
         command: The run's configuration, and whether it is resumed.
-        folder: A new one, or with ``command.resume`` that of the run with the histogram.
-        composed: What Hydra composed, written into ``.hydra/`` of a new folder.
+        folder: A new folder, or with ``command.resume`` the folder of the run with the histogram.
+        composed: What Hydra composed, to be written into ``.hydra/`` of a new folder.
 
     Raises:
-        InputError: Something does not fit; where the noise is drawn, the sentence says that its
-            epsilon stands spent.
-        RunError: The words could not be written, or the pieces not be made.
-        StateError: What the run left is damaged.
+        InputError: A setting or a record is invalid. If noise has been drawn, the message states
+            that its epsilon is spent.
+        RunError: The words could not be written, or the pieces could not be made.
+        StateError: A file of the resumed run is damaged.
     """
     refuse_links(folder)
     with crash_kept(folder), ExitStack() as stack:
@@ -118,14 +118,14 @@ def make_tokenizer(
                     value=str(folder),
                 )
         else:
-            # 1. The words are counted, and the noise is planned from public numbers alone.
+            # 1. Count the words, and plan the noise from public numbers only.
             refuse_used_folder(folder)
             check_writable(folder)
             counted = count_training_words(command)
             size = size_of_data(command.task, command.privacy, lambda: counted.num_units)
             plan = plan_histogram(command, size) if command.privacy.promises else None
 
-            # 2. The folder is opened: lock, day and versions, configuration.
+            # 2. Open the folder: lock, date and versions, configuration.
             hold_new_folder(folder, stack)
             start_anew(folder)
             write_begun(folder)
@@ -136,10 +136,12 @@ def make_tokenizer(
             if plan is None:
                 return make_without_privacy(command, folder, counted, size)
 
-            # 3. The histogram is paid for, then drawn: words that reach the threshold are released.
+            # 3. Record the cost of the histogram, then draw it; words that reach the threshold are
+            # released.
             release_histogram(folder, counted, plan, noise_seed=command.privacy.noise_seed)
 
-        # 4. The ledger has what the histogram cost: it is reported before anything is made of it.
+        # 4. Report the cost of the histogram, which the ledger contains, before anything is made
+        # from it.
         ledger = closed_ledger(folder)
         digest = hashlib.sha256(read_file(folder / HISTOGRAM)).hexdigest()
         if command.resume is not None:
@@ -173,7 +175,7 @@ def make_tokenizer(
         )
         write_reports(record, folder)
 
-        # 5. The pieces are made of the released words only, and the report is completed.
+        # 5. Make the pieces from the released words only, and complete the report.
         if not words:
             raise InputError(
                 f"No word reached the threshold of {mechanism.threshold:.6g}, and the run has spent"
@@ -203,14 +205,14 @@ def make_tokenizer(
 
 
 def count_training_words(command: TokenizerCommand) -> WordHistogram:
-    """Return the words of the training records, with a guarantee bounded per unit; private."""
+    """Return the words of the training records, bounded per unit under a guarantee; private."""
     tokenizer = command.tokenizer
     if command.privacy.promises:
         caps = Caps(words=tokenizer.words_per_record, l2=tokenizer.l2_cap, linf=tokenizer.linf_cap)
     else:
         caps = Caps(words=sys.maxsize, l2=math.inf, linf=math.inf)
     column = command.privacy.unit if command.privacy.has_units else None
-    texts = (  # An invalid row counts, with no word.
+    texts = (  # An invalid row counts, without words.
         ("" if record is None else text_of(record), unit)
         for record, unit, _ in read_examples(command.task, "train", column)
     )
@@ -218,17 +220,17 @@ def count_training_words(command: TokenizerCommand) -> WordHistogram:
 
 
 HOPELESS = 0.1
-"""Words that are to be expected, below which there is no sense in spending epsilon."""
+"""Minimum expected number of released words for which spending epsilon makes sense."""
 PIECES_OF_A_WORD = 20
-"""More than most words' characters, and so than bpe makes of one."""
+"""More than the characters of most words, and so more than the pieces that bpe makes of a word."""
 
 
 def plan_histogram(command: TokenizerCommand, size: PublicSize) -> HistogramPlan:
-    """Return what will be released, from public numbers alone; warn of what is wasteful.
+    """Return the plan of the release, from public numbers only; warn of wasteful settings.
 
     Raises:
-        InputError: Delta promises nothing, the noise is below what counts are rounded to, or no
-            word is to be expected beside it.
+        InputError: Delta gives no meaningful guarantee, the noise is smaller than the rounding of
+            counts, or no word is expected to reach the threshold.
     """
     tokenizer, privacy = command.tokenizer, command.privacy
     delta = privacy.delta_for(size.num_examples, command.task.default_delta)
@@ -309,9 +311,9 @@ def plan_histogram(command: TokenizerCommand, size: PublicSize) -> HistogramPlan
 def make_without_privacy(
     command: TokenizerCommand, folder: Path, counted: WordHistogram, size: PublicSize
 ) -> Answer:
-    """Make the tokenizer of all words as they are counted, and a report that says NOT PRIVATE.
+    """Make the tokenizer from the exact word counts, and a report that states NOT PRIVATE.
 
-    The counts themselves stay in the run's private/.
+    The counts themselves stay in the run's ``private/``.
     """
     pairs = zip(counted.words, counted.counts.astype(int).tolist(), strict=True)
     lines = histogram_lines((word, count) for word, count in pairs if not is_special(word))
@@ -341,10 +343,10 @@ def make_without_privacy(
 def release_histogram(
     folder: Path, counted: WordHistogram, plan: HistogramPlan, *, noise_seed: int | None
 ) -> None:
-    """Write the ledger's line, then the words that reach the threshold, and close the ledger.
+    """Write the line of the ledger, then the words that reach the threshold, and close the ledger.
 
     Raises:
-        RunError: The words could not be written, after the ledger's line.
+        RunError: The words could not be written after the line of the ledger.
     """
     mechanism = plan.histogram
     assert isinstance(mechanism, GaussianHistogram)
@@ -366,12 +368,12 @@ def release_histogram(
 
 
 def histogram_lines(words: Iterable[tuple[str, int]]) -> str:
-    """Return the text of a histogram's file: a word, a tab and its count in each line."""
+    """Return the content of a histogram file: a word, a tab and its count on each line."""
     return "".join(f"{word}\t{count}\n" for word, count in words)
 
 
 def write_summary(folder: Path, counted: WordHistogram, kept: Sequence[tuple[str, int]]) -> None:
-    """Write what share of the records' words was kept, for the owner alone."""
+    """Write the share of the records' words that was kept, readable only by the owner."""
     kept_words = {word for word, _ in kept}
     is_kept = np.fromiter((word in kept_words for word in counted.words), bool, len(counted.words))
     num_words, occurrences = len(counted.words), float(counted.counts.sum())
@@ -391,8 +393,8 @@ def closed_ledger(folder: Path) -> LedgerRecord:
     """Return the ledger of a released histogram; close it if the run was interrupted before.
 
     Raises:
-        InputError: The folder is of no tokenizer's run, or the run broke off before its histogram
-            was on disk.
+        InputError: The folder does not belong to a tokenizer run, or the run was interrupted before
+            its histogram was on disk.
         StateError: The ledger is damaged.
     """
     path = folder / LEDGER
@@ -406,7 +408,8 @@ def closed_ledger(folder: Path) -> LedgerRecord:
         )
     record = read_ledger(path)
     if record.steps == 1 and not record.closed and (folder / HISTOGRAM).exists():
-        # The file is whole or not there, and its noise was drawn once, after the ledger's one line.
+        # The file is complete or missing, and its noise was drawn once, after the ledger's one
+        # line.
         with Ledger.reopen(path, record) as ledger:
             ledger.close()
         record = read_ledger(path)
@@ -429,7 +432,7 @@ def closed_ledger(folder: Path) -> LedgerRecord:
 
 
 def read_histogram(folder: Path) -> list[tuple[str, int]]:
-    """Return the words of a run's file and their counts."""
+    """Return the words in a run's histogram file and their counts."""
     path = folder / HISTOGRAM
     try:
         lines = read_file(path).decode("utf-8").split("\n")[:-1]
@@ -442,12 +445,13 @@ def read_histogram(folder: Path) -> list[tuple[str, int]]:
 def write_tokenizer(
     command: TokenizerCommand, folder: Path, histogram: Path, *, private: bool = True
 ) -> TokenizerSummary:
-    """Make the tokenizer of a histogram in the run's folder, whole or not; return its sizes.
+    """Write the tokenizer of a histogram into the run's folder atomically; return its sizes.
 
-    One that is not private says so in its own files: a copy of its folder has no run beside it.
+    A tokenizer that is not private states this in its own files, because a copy of its folder has
+    no run next to it.
 
     Raises:
-        VocabularyError: The words do not allow so many pieces, or ask for more.
+        VocabularyError: The words do not allow the requested number of pieces, or need more.
         RunError: The process that makes the pieces failed.
     """
     tokenizer = command.tokenizer
@@ -478,7 +482,7 @@ def write_tokenizer(
 
 
 def _reason(error: VocabularyError) -> str:
-    """Return the sentence of the error's fault, without its hint."""
+    """Return the message of the error without its hint."""
     return error.faults[0].message.rstrip(".") + "."
 
 

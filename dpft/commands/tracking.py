@@ -1,8 +1,9 @@
-"""Send a run's public numbers to trackers such as TensorBoard.
+"""Transfer of a run's public numbers to trackers such as TensorBoard.
 
-Trackers are told the lines of progress.jsonl (``dpft.training.progress``), and at the end what the
-public files of the run's folder say: config.yaml as the report shows it, the plan, privacy.json,
-and of metrics.json the entries of public splits alone (docs/dev/design.md, rule 8).
+Trackers receive the lines of progress.jsonl (``dpft.training.progress``). At the end they also
+receive the content of public files in the run's folder: config.yaml as the report shows it, the
+plan, and privacy.json. From metrics.json, they receive only the entries of public splits
+(docs/dev/design.md, rule 8).
 """
 
 import logging
@@ -27,17 +28,17 @@ logger = logging.getLogger(__name__)
 
 
 class Tracking:
-    """Writes lines of progress.jsonl to a tracker, about ``every`` steps apart.
+    """Writer of progress.jsonl lines to a tracker, about ``every`` steps apart.
 
     If a tracker fails, the run continues without it, because the steps are spent.
     """
 
     def __init__(self, tracker: Tracker, *, name: str, every: int = WINDOW) -> None:
-        """Write to ``tracker``; ``every`` is rounded up to whole tens."""
+        """Write to ``tracker``; ``every`` is rounded up to a multiple of ten."""
         self._tracker, self._name = tracker, name
         self._every = -(-every // WINDOW) * WINDOW
         self._steps, self._seconds = 0, 0.0
-        """Those since the last point whose duration is known."""
+        """Steps since the last point, if their duration is known, and that duration."""
         self._failed = False
 
     def begin(self, step: int) -> None:
@@ -69,7 +70,7 @@ class Tracking:
         self._guard(lambda: self._tracker.write(line.step, _finite(values)))
 
     def conclude(self, step: int, values: Mapping[str, float]) -> None:
-        """Write what is known at the end; all of it must be public."""
+        """Write the final values, which must all be public."""
         self._guard(lambda: self._tracker.conclude(step, _finite(values)))
 
     def close(self, *, failed: bool) -> None:
@@ -81,7 +82,7 @@ class Tracking:
             return
         try:
             action()
-        except Exception as error:  # Whatever a tracker's library raises, the steps are spent.
+        except Exception as error:  # A tracker may raise anything; the steps are spent.
             self._failed = True
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             logger.warning(
@@ -101,11 +102,11 @@ def check_tracking(config: TrainConfig) -> None:
 
 @contextmanager
 def tracked(config: TrainConfig, plan: RunPlan, folder: Path) -> Iterator[Tracking | None]:
-    """Give the tracker of a session, closed at the end of the block; None without one."""
+    """Yield the tracker of a session, or None, and close it at the end of the block."""
     if not isinstance(config.tracking, TrackerConfig):
         yield None
         return
-    # Of seeds only those that the user wrote are shown.
+    # Only seeds that the user set are shown.
     public = public_configuration(plain(config), read_overrides(folder) or ())
     if plan.privacy is None:
         public |= {"plan": {"private": False, "steps": plan.steps}}
@@ -126,7 +127,7 @@ def tracked(config: TrainConfig, plan: RunPlan, folder: Path) -> Iterator[Tracki
 
 
 def results(privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]) -> dict[str, float]:
-    """Return the numbers a tracker is told at the end, by tag."""
+    """Return the final numbers for a tracker, by tag."""
     values: dict[str, float] = {}
     if isinstance(privacy, PrivateRun):
         values["privacy/epsilon_reported"] = float(privacy.epsilon)

@@ -1,8 +1,8 @@
-"""``dpft train``, read from top to bottom: check, plan, prepare, train, score, report.
+"""Training of a run (``dpft train``): check, plan, prepare, train, score and report.
 
-Everything that can be rejected is rejected before the run's folder is written to. No private record
-is used before the plan is fixed and the clipper was checked on synthetic data. A resumed run takes
-the same path, with a checkpoint.
+The module reads from top to bottom. Everything that can be rejected is rejected before the run's
+folder is written to. No private record is used before the plan is fixed and the clipper was checked
+on synthetic data. A resumed run takes the same path, with a checkpoint.
 
 Every process of a run (rank) runs this file. ``ranks.on_rank_0(f, …)`` calls ``f`` on rank 0 only.
 An error inside ``ranks.failing_together()`` on one rank ends all of them.
@@ -132,17 +132,18 @@ def train(
     counts: SpentBefore | None = None,
     composed: Composed | None = None,
 ) -> None:
-    """Train, evaluate and report; the traceback of a crash is kept in the folder's ``private/``.
+    """Train, evaluate and report; keep the traceback of a crash in the folder's ``private/``.
 
     Args:
         command: The run's configuration, and whether it is resumed.
-        folder: A new one, or with ``command.resume`` that of the interrupted run.
-        rows: The training records, if they were read already; each process of several reads them.
+        folder: A new folder, or with ``command.resume`` the folder of the interrupted run.
+        rows: The training records, if they were read already. With several processes, each process
+            reads them itself.
         counts: The histogram of a synthesis, which is part of the run's cost.
-        composed: What Hydra composed, written into ``.hydra/`` of a new folder.
+        composed: What Hydra composed, to be written into ``.hydra/`` of a new folder.
 
     Raises:
-        InputError: Anything does not fit; before any record is used.
+        InputError: A setting or a record is invalid. This is raised before any record is used.
         RunError: Training failed.
         StateError: A file of the interrupted run is damaged.
     """
@@ -172,7 +173,7 @@ def train(
         if ranks.is_rank_0:
             stack.enter_context(crash_kept(folder))
         if resumes:
-            note_records_read()  # Its private state is read before its rows.
+            note_records_read()  # The private state of the run is read before its rows.
         train_run(
             config,
             folder,
@@ -197,27 +198,27 @@ def train_run(
     with_curve: bool = True,
     ranks: Ranks = ALONE,
 ) -> None:
-    """Train a configuration that nothing is left to choose of, except what null stands for.
+    """Train with a configuration in which only nulls are left to be filled in.
 
     Args:
-        config: The run's.
-        folder: The run's.
-        resumes: Whether it contains an interrupted run, which is resumed.
+        config: The configuration of the run.
+        folder: Folder of the run.
+        resumes: Whether the folder contains an interrupted run, which is resumed.
         rows: As in ``train``.
-        noise_multiplier: The one that a search has chosen for a trial.
-        calibration: The search's.
+        noise_multiplier: The noise multiplier that a search has chosen for a trial.
+        calibration: The calibration of the search.
         counts: As in ``train``.
         composed: As in ``train``.
         with_curve: Whether to compute epsilon over the steps, for progress and the report.
         ranks: The processes of the run.
 
     Raises:
-        InputError: As ``train``, or the configuration changes what an interrupted run is bound to.
+        InputError: As in ``train``, or the configuration changes what an interrupted run must keep.
         RunError: Training failed.
         StateError: A checkpoint, a ledger or scores are damaged.
     """
     with ExitStack() as stack:
-        # 1. The folder. An interrupted run has a checkpoint and keys, a new run gets keys.
+        # 1. Check the folder. An interrupted run has a checkpoint and keys; a new run gets keys.
         resume_point = None
         if resumes:
             resume_point = ranks.on_rank_0(open_interrupted, folder, stack)
@@ -235,7 +236,7 @@ def train_run(
         asked = config
 
         with ranks.failing_together():
-            # 2. What the model's config.json decides: lengths, head, encoding.
+            # 2. Read what the model's config.json determines: lengths, head, encoding.
             if not resumes:
                 config = config.replace(task=config.task.begun(today))
             if config.eval.enabled:
@@ -253,7 +254,7 @@ def train_run(
             encoding = encoding_of(task, architecture, head, processor)
             check_micro_batch_tokens(config)
 
-            # 3. The records are read and counted; the model does not see them yet.
+            # 3. Read and count the records; the model does not use them yet.
             if rows is None:
                 rows = load_training_data(config, encoding.check)
             division = divide(config, rows, secrets.held_out_key, encoding.check)
@@ -261,7 +262,7 @@ def train_run(
             config = with_batch_size(config, lambda: num_units)
             config = with_micro_batch_size(config, architecture, head, device)
 
-            # 4. The plan: public, and fixed from here on.
+            # 4. Make the plan, which is public and fixed from here on.
             show_startup_stage(PLANNING)
             if resume_point is not None:
                 plan = restored_plan(config, resume_point, lambda: num_units)
@@ -275,7 +276,7 @@ def train_run(
                 )
             warn_of_guarantee(config, plan)
 
-            # 5. The model, and the clipper's check of it on synthetic records.
+            # 5. Load the model, and check the clipper on it with synthetic records.
             show_startup_stage(LOADING)
             unread_weights = None
             if config.parallel.shards_model:
@@ -294,7 +295,7 @@ def train_run(
                 show_startup_stage(CHECKING)
                 choices = check_clipper(config, plan.clipping, model, layout)
 
-            # 6. From here on records reach the model.
+            # 6. Encode the records; from here on they reach the model.
             show_startup_stage(ENCODING)
             canaries = make_canaries(config.audit, processor, secrets.audit_key)
             if not resumes:
@@ -309,7 +310,7 @@ def train_run(
             if resume_point is not None:
                 check_same_records(folder, training_set)
 
-        # 7. All processes have the same records, plan and weights; a large model is sharded.
+        # 7. Check that all processes have the same records, plan and weights; shard a large model.
         check_same_inputs(config, plan, model, training_set, division.scored, unread_weights, ranks)
         plan = share_plan(plan, ranks)
         shards = None
@@ -325,7 +326,7 @@ def train_run(
                 whole = UnshardedSums(shards.unsharded)
                 choices = check_clipper(config, plan.clipping, model, layout, whole)
 
-        # 8. The folder is opened: lock, configuration, secret keys.
+        # 8. Open the folder: lock, configuration, secret keys.
         if resumes:
             ranks.on_rank_0(check_same_base, model, shards, resume_point)
         else:
@@ -365,7 +366,7 @@ def train_run(
             digests_at_start=digests,
         )
 
-        # 9. Progress, and the scores before training.
+        # 9. Start progress, and score before training.
         bar = tracking = progress = curve = None
         if ranks.is_rank_0:
             bar = StepProgress(
@@ -384,7 +385,7 @@ def train_run(
             run.epsilon_so_far = EpsilonSoFar(plan.privacy, curve)
         taken = 0 if resume_point is None else resume_point.checkpoint.step
         if with_curve and taken < plan.steps:
-            # A trial's steps are not those that the search takes in all.
+            # The steps of a trial are not all the steps that the search takes.
             announce_steps(config, plan, taken=taken)
         scored = division.scored
         if not ranks.broadcast_from_rank_0(has_scores, folder, "before"):
@@ -399,7 +400,7 @@ def train_run(
         if progress is not None:
             run.listeners.append(progress)
 
-        # 10. The steps. A replay that fails is repeated with new noise.
+        # 10. Take the steps. A replay that fails is repeated with new noise.
         state = run.initial_state()
         (has_ended,) = ranks.any(resume_point is not None and resume_point.has_ended)
         base = None if has_ended else ranks.on_rank_0(digest_of_base, config)
@@ -421,7 +422,7 @@ def train_run(
             if progress is not None:
                 progress.publish(plan.steps)
 
-        # 11. Scores and the report. The other processes have ended: nothing here waits for them.
+        # 11. Score and report. The other processes have ended: nothing here waits for them.
         evaluations = score_stage(config, model, encoding, scored, "after", ranks)
         if ranks.is_rank_0:
             evaluations += not_evaluated(config)
@@ -434,10 +435,10 @@ def train_run(
 def _fitting_head(
     config: TrainConfig, architecture: Architecture, rows: TrainingData | None
 ) -> Head:
-    """Return the kind of answer that the task needs, if the model and the method can give it.
+    """Return the head that the task needs, if the model and the method support it.
 
     Raises:
-        InputError: They do not fit; too large a batch for the data is reported with it.
+        InputError: They do not fit. A batch that is too large for the data is reported too.
     """
     faults = Faults()
     with faults.gathering():

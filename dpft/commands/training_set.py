@@ -1,6 +1,7 @@
-"""Encode the training records for the loop, and summarize them in a private file.
+"""Encoded training records for the loop, and their summary in a private file.
 
-Of the records that were read some are held out, left out and why, or cut; the rest is trained on.
+Some of the records are held out, skipped for various reasons, or truncated. The others are trained
+on as they are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,9 +38,9 @@ def make_training_set(
     unit_key: bytes,
     canaries: Sequence[Canary] = (),
 ) -> TrainingSet:
-    """Return what the loop trains on: the records that have anything to learn, by unit.
+    """Return the training set of the loop: the records that have anything to learn, by unit.
 
-    Whether a record is left out depends on that record alone.
+    Whether a record is skipped depends only on that record.
 
     Raises:
         InputError: No record has anything to learn, or a canary does not fit ``max_length``.
@@ -70,20 +71,20 @@ def make_training_set(
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedRecords:
-    """Records as the loop is given them, canaries last."""
+    """Records as the loop receives them, with canaries last."""
 
     rows: EncodedRows
-    """Those that are kept: all that have anything to learn, and the others where units need them
-    for their places."""
+    """The rows that are kept: all rows that have anything to learn, and also the others if the
+    indices of units refer to them."""
     units: list[list[int]] | None
-    """Places in ``rows`` of each unit's; None: each row is a unit of its own."""
+    """Indices in ``rows`` of each unit's rows; None if each row is its own unit."""
     usable: NDArray[np.bool_]
-    """Whether a row has anything to learn, of every row of the records."""
+    """Whether a row has anything to learn, for every row of the records."""
     counts: NDArray[np.int64]
-    """How many rows each record has; more than one where it is cut into chunks."""
+    """Number of rows of each record; more than one if the record is cut into chunks."""
 
     def trained_on(self) -> dict[int, list[int]]:
-        """Return the place of each record that was trained on, to the numbers of its rows."""
+        """Return the numbers of the rows that were trained on, by the index of their record."""
         owners = np.repeat(np.arange(len(self.counts)), self.counts)
         first = np.cumsum(self.counts) - self.counts
         kept = np.flatnonzero(self.usable) if self.units is None else chain(*self.units)
@@ -102,10 +103,14 @@ def encode_records(
     *,
     unit_key: bytes,
 ) -> EncodedRecords:
-    """Return what training keeps of some records, and whose it is; each is asked for once.
+    """Return the encoded records that training keeps, and their units; read each record once.
 
-    ``owners`` are their units; None: a record is one. The key decides which rows of a unit of too
-    many are kept.
+    Args:
+        config: The configuration of the run.
+        records: The records.
+        owners: The units of the records; None if each record is its own unit.
+        encoding: Converts records to rows.
+        unit_key: Decides which rows are kept of a unit that has too many.
     """
     guarantee, clips = config.privacy.guarantee, config.privacy.clips is not None
     in_chunks = config.task.most_rows > 1 and config.privacy.unit == EXAMPLE
@@ -127,13 +132,14 @@ def encode_records(
 
 
 def _of_steps(config: TrainConfig, encoding: Encoding) -> Encoding:
-    """Return how records become rows of a run's steps, which clip or do not."""
+    """Return the encoding for a run's steps, which depends on whether they clip."""
     return encoding if config.privacy.clips is not None else encoding.by_record()
 
 
 def check_canaries(canaries: Sequence[Canary], task: Task, encoding: Encoding) -> None:
-    """Reject canaries that would be cut: the model could not learn what an audit looks for."""
-    # Each of them, left out or not: words that begin a text may be more tokens than others.
+    """Reject canaries that would be truncated, because the model could not learn all of them."""
+    # Check every canary, included or not: words at the start of a text may have more tokens than
+    # others.
     records = (canary.record(task) for canary in canaries)
     if any(map(encoding.cuts, records)):
         raise InputError(
@@ -145,7 +151,7 @@ def check_canaries(canaries: Sequence[Canary], task: Task, encoding: Encoding) -
 
 
 def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -> Layout:
-    """Return how rows lie in a micro-batch: as in any batch, and padded as training asks for."""
+    """Return the layout of rows in a micro-batch: that of any batch, padded for training."""
     multiple = config.train.bucket(device)
     return layout.for_training(multiple=multiple, longest=config.task.longest)
 
@@ -153,9 +159,9 @@ def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -
 def _encoded(
     encoding: Encoding, records: Iterable[Record], *, keeps_empty: bool
 ) -> tuple[EncodedRows, NDArray[np.bool_], NDArray[np.int64]]:
-    """Return the records in tokens, which rows have anything to learn, and each record's number.
+    """Return the records as rows of tokens, whether each row can be learned, and rows per record.
 
-    The last is of rows, more than one where records are cut into chunks.
+    A record has more than one row if records are cut into chunks.
     """
     rows = encoding.rows_together([])
     usable, counts = [np.empty(0, np.bool_)], [np.empty(0, np.int64)]
@@ -173,7 +179,7 @@ NOTE = "Private: these numbers depend on the records and are not covered by epsi
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """A number of records, and of how many units they are where units have several."""
+    """A number of records, and the number of their units if units have several records."""
 
     records: int
     units: int | None
@@ -189,30 +195,31 @@ class DataSummary:
     read: Count
     held_out: int
     empty: int
-    """Left out because they have no answer to learn."""
+    """Number of rows skipped because they have no answer to learn."""
     capped: int
-    """Left out because their unit has more than ``records_per_unit``."""
+    """Number of rows skipped because their unit has more than ``records_per_unit``."""
     records_per_unit: int | None
-    """Most records of a unit; None: each record is a unit of its own."""
+    """Most records of a unit; None if each record is its own unit."""
     trained: Count
     truncated: int
-    """Of those trained on, cut to ``max_length``."""
+    """Number of rows trained on that were cut to ``max_length``."""
     max_length: int
     canaries: int = 0
-    """Records that canaries added, as their coins said."""
+    """Number of records that canaries added, according to their coin flips."""
     chunks: int = 0
-    """Rows that long records have beyond their first one."""
+    """Number of rows of long records beyond the first row of each."""
     converted: int = 0
-    """Of those read, made of the model's form, such as gray images where it sees colors."""
+    """Number of images converted to the model's form, such as gray images for a model of color
+    images."""
     faulty: int = 0
-    """Rows left out because their task could not read them; of those read."""
+    """Number of rows read that were skipped because the task could not read them."""
     blank: int = 0
-    """Of those read, whose text is empty and whose label is learned."""
+    """Number of records read whose text is empty and whose label is learned."""
     cut: int = 0
-    """Of those read, of which a text was cut before it was tokenized."""
+    """Number of records read with a text that was truncated before it was tokenized."""
     on_invalid: str = REFUSED
     unreadable: tuple[str, ...] = ()
-    """Names of some of those left out because they could not be read."""
+    """Names of some of the records that were skipped because they could not be read."""
 
 
 def summarize(
@@ -223,7 +230,7 @@ def summarize(
     *,
     canaries: int = 0,
 ) -> DataSummary:
-    """Return what became of the records of a run."""
+    """Return a summary of what happened to the records of a run."""
     guarantee = config.privacy.guarantee
     grouped = training_set.units is not None
     units = training_set.units
@@ -259,34 +266,34 @@ def summarize(
 
 
 def render(summary: DataSummary) -> str:
-    """Return private/data_summary.md: the counts as Markdown."""
+    """Return the content of private/data_summary.md: the counts as Markdown."""
     rows = [("read", str(summary.read))]
     if summary.on_invalid != REFUSED:
-        rows.append((f"left out: faulty (task.invalid={summary.on_invalid})", str(summary.faulty)))
+        rows.append((f"skipped: invalid (task.invalid={summary.on_invalid})", str(summary.faulty)))
     if summary.blank:
-        rows.append(("with an empty text, of which the label is learned", str(summary.blank)))
+        rows.append(("with an empty text (only the label is learned)", str(summary.blank)))
     if summary.cut:
-        cut = f"with a text cut to {LETTERS_PER_TOKEN} letters a token of task.max_length"
+        cut = f"with a text cut to {LETTERS_PER_TOKEN} characters per token of task.max_length"
         rows.append((cut, str(summary.cut)))
-    rows.append(("held out, to be scored", str(summary.held_out)))
+    rows.append(("held out for evaluation", str(summary.held_out)))
     if summary.canaries:
-        rows.append(("canaries added, for audits", str(summary.canaries)))
+        rows.append(("canaries added for audits", str(summary.canaries)))
     if summary.converted:
-        rows.append(("gray images made color, or the other way round", str(summary.converted)))
+        rows.append(("images converted between gray and color", str(summary.converted)))
     if summary.chunks:
-        rows.append(("more rows, of records in several chunks", str(summary.chunks)))
-    rows.append(("left out: empty, with nothing to learn", str(summary.empty)))
+        rows.append(("additional rows, because records have several chunks", str(summary.chunks)))
+    rows.append(("skipped: empty, with nothing to learn", str(summary.empty)))
     if summary.records_per_unit is not None:
-        limit = f"left out: beyond privacy.records_per_unit={summary.records_per_unit}"
+        limit = f"skipped: beyond privacy.records_per_unit={summary.records_per_unit}"
         rows.append((limit, str(summary.capped)))
     rows.append(("trained on", str(summary.trained)))
-    if summary.max_length > 1:  # of what has a length
+    if summary.max_length > 1:  # 1 means that rows have no length
         cut = f"of those, cut to task.max_length={summary.max_length} tokens"
         rows.append((cut, str(summary.truncated)))
     table = [f"| {name} | {value} |" for name, value in rows]
     named = [f"- {name}" for name in summary.unreadable]
     if named:
-        which = f"Could not be read, and so left out (at most {MOST_NAMED} named):"
+        which = f"Skipped, because they could not be read (at most {MOST_NAMED} are listed):"
         named = ["", which, "", *named]
     heading = ["# The records of this run", "", NOTE, "", "| training records | number |"]
     return "\n".join([*heading, "|---|---:|", *table, *named, ""])

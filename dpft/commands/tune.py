@@ -1,14 +1,14 @@
-"""``dpft tune``: search for hyper-parameters within one epsilon; train trials, publish the best.
+"""Hyperparameter search within one epsilon: train trials and publish the best (``dpft tune``).
 
-A secret random number of trials, each of a random setting, is drawn and written to disk before the
-first one trains; each is an ordinary private run in private/tuning. The noise is calibrated so that
-the whole search keeps within privacy.eps. Only the best trial's files become public, with the bound
-of having chosen it. A resumed search takes the same path, with the trials that it drew.
+A secret random number of trials is drawn and written to disk before the first trial trains. Each
+trial has a random setting and is an ordinary private run in private/tuning. The noise is calibrated
+so that the whole search stays within privacy.eps. Only the best trial's files become public, with
+the bound for having chosen it. A resumed search takes the same path, with the trials that it drew.
 
-Whoever sees the best trial must not see how many trials there were, which one it is, and how the
-others scored: the bound rests on it (Papernot & Steinke 2022, arXiv 2110.03620). A trial's score is
-higher for the better, and private. All that a trial prints goes to a log of its own in
-private/tuning: how often it prints would count the trials.
+A reader of the best trial must not learn how many trials there were, which trial it is, or how the
+others scored. The bound depends on this (Papernot & Steinke 2022, arXiv 2110.03620). The score of a
+trial is private; a higher score is better. All output of a trial goes to its own log in
+private/tuning, because the number of outputs would reveal the number of trials.
 """
 
 import hmac
@@ -101,43 +101,45 @@ class Trial(StrictModel):
     """One drawn trial of a search; private."""
 
     setting: Mapping[str, Any]
-    """Key to its value."""
+    """The drawn value of each key."""
     noise_multiplier: Positive
-    """Of its training."""
+    """Noise multiplier of the trial's training."""
 
 
 class Search(Versioned):
-    """What a search is bound to once it is drawn; the trials are private."""
+    """The fixed state of a search after its trials are drawn; the trials are private."""
 
     calibration: Calibration
-    """Of the whole search."""
+    """Calibration of the whole search."""
     delta: Delta
-    """At which its epsilon holds."""
+    """The delta at which epsilon of the search holds."""
     key: str
-    """In hexadecimal: by what ``fingerprint`` knows the training records again."""
+    """Key of ``fingerprint``, in hexadecimal."""
     fingerprint: str
-    """Of the training records."""
+    """Keyed hash of the training records, by which the search recognizes them."""
     trials: tuple[Trial, ...]
-    """All that were drawn."""
+    """All trials that were drawn."""
 
 
 class TrialScore(Versioned):
-    """How a trial of a search ended; private."""
+    """The outcome of a trial of a search; private."""
 
     score: float | None = None
-    """Higher is better; null: it crashed, diverged or has no score, which is the worst."""
+    """Score of the trial; higher is better, and null means that the trial crashed, diverged or has
+    no score, which is the worst outcome."""
 
 
 def run(command: TuneCommand, folder: Path, *, composed: Composed | None = None) -> None:
-    """Search, and publish the best trial; a crash's traceback is kept in the folder's ``private/``.
+    """Search and publish the best trial; keep a crash's traceback in the folder's ``private/``.
 
     Args:
         command: The search's configuration, and whether it is resumed.
-        folder: A new one, or with ``command.resume`` that of the interrupted search.
-        composed: What Hydra composed, written into ``.hydra/`` of a new folder and of each trial's.
+        folder: A new folder, or with ``command.resume`` the folder of the interrupted search.
+        composed: What Hydra composed, to be written into ``.hydra/`` of a new folder and of each
+            trial's folder.
 
     Raises:
-        InputError: Anything does not fit, or has changed since the search was begun.
+        InputError: A setting or a record is invalid, or has changed since the search began.
         RunError: No trial has a score.
         StateError: A file of the interrupted search is damaged.
     """
@@ -145,20 +147,21 @@ def run(command: TuneCommand, folder: Path, *, composed: Composed | None = None)
     quiet_transformers()
     refuse_links(folder)
     with crash_kept(folder), ExitStack() as stack:
-        # 1. The folder. That of an interrupted search may contain the trials that were drawn.
+        # 1. Check the folder. The folder of an interrupted search may contain the drawn trials.
         search = None
         if command.resume is None:
             refuse_used_folder(folder)
         else:
             stack.enter_context(hold_run(folder))
             if (folder / REPORT).exists() and (folder / PRIVACY).exists():
-                backdate_public_files(folder)  # The search may have been killed before it did.
+                backdate_public_files(folder)  # The search may have been killed before it did this.
                 logger.info("the search in %s is already complete", folder)
                 return
             if (folder / TRIALS).exists():
                 search = read_model(folder / TRIALS, Search)
 
-        # 2. The trials, on disk before the first one trains: they are never drawn a second time.
+        # 2. Draw the trials, and write them to disk before the first one trains: they are never
+        # drawn again.
         if search is None:
             search = draw_search(command)
         if command.resume is None:
@@ -174,7 +177,7 @@ def run(command: TuneCommand, folder: Path, *, composed: Composed | None = None)
         if not (folder / TRIALS).exists():
             write_model(folder / TRIALS, search, mode=0o600)  # synced to disk
 
-        # 3. Each trial that has not ended is trained and scored.
+        # 3. Train and score each trial that has not ended.
         metric = score_metric(command)
         if (date := read_begun(folder).date) is not None:
             # The day of a trial would reveal how many trials preceded it.
@@ -191,13 +194,13 @@ def run(command: TuneCommand, folder: Path, *, composed: Composed | None = None)
                 if (path / TRIAL_SCORE).exists():
                     trial_score = read_model(path / TRIAL_SCORE, TrialScore)
                 else:
-                    # Whatever the noise was calibrated to is what each trial trains on.
+                    # Each trial trains on the records for which the noise was calibrated.
                     check_same_records(command, search)
                     exit_code = run_trial(command, search, trial, path, composed)
                     trial_score = TrialScore() if exit_code else score_of(path, metric)
                     # With this file on disk, the trial never runs again.
                     write_model(path / TRIAL_SCORE, trial_score, mode=0o600)
-                # Also where a search was killed between the two.
+                # Also needed if the search was killed between the two writes.
                 delete_generator_states(path / CHECKPOINTS)
                 if trial_score.score is not None:
                     scores[path] = trial_score.score
@@ -207,16 +210,17 @@ def run(command: TuneCommand, folder: Path, *, composed: Composed | None = None)
                 " be released, contain the reasons."
             )
 
-        # 4. The best trial: the first of equal ones, which are drawn alike, so that is any of them.
+        # 4. Publish the best trial. Equal trials are equally likely to be drawn first, so take the
+        # first.
         with hint_of_resume(folder):
             publish(command, search, max(scores, key=lambda path: scores[path]), folder)
 
 
 def draw_search(command: TuneCommand) -> Search:
-    """Return a calibrated search, its trials drawn; the records are only checked and counted.
+    """Return a calibrated search with drawn trials; the records are only checked and counted.
 
     Raises:
-        InputError: A setting of the search space or the data does not fit, or eps is out of reach.
+        InputError: A setting of the search space or the data is invalid, or eps is out of reach.
     """
     base = command.settings()
     guarantee = command.privacy.guarantee
@@ -225,7 +229,7 @@ def draw_search(command: TuneCommand) -> Search:
     check_fit(base)
     data = _training_data(base)
     divide(base, data)
-    # With a noise multiplier of 1, plans have all that the calibration needs of a setting.
+    # With a noise multiplier of 1, a plan contains all that the calibration needs.
     uncalibrated = guarantee.replace(eps=None, noise_multiplier=1.0)
     settings = command.tuning.settings()
     plans: list[PrivacyPlan] = []
@@ -257,7 +261,7 @@ def draw_search(command: TuneCommand) -> Search:
 
 
 def score_metric(command: TuneCommand) -> MetricSpec:
-    """Return the metric that trials are chosen by."""
+    """Return the metric by which trials are compared."""
     specs = {spec.reported_as: spec for spec in metric_specs(command.task.metrics)}
     name = command.tune.metric or next(iter(specs), "")
     usable = [key for key, spec in specs.items() if spec.better is not None]
@@ -273,14 +277,14 @@ def score_metric(command: TuneCommand) -> MetricSpec:
 
 
 def draw_trials(command: TuneCommand) -> list[dict[str, Any]]:
-    """Return the settings of a random number of trials; nobody else may know either."""
+    """Return the settings of a random number of trials; both are secret."""
     stream = UniformStream(secret_key("tuning", command.privacy.noise_seed))
     number = draw_count(command.tune.count, stream)
     return draw_settings(command.tuning.values(), number, stream)
 
 
 def check_same_records(command: TuneCommand, search: Search) -> None:
-    """Reject training records that differ from those that the search was begun with."""
+    """Reject training records that differ from the records with which the search began."""
     data = _training_data(command.settings())
     if not hmac.compare_digest(known_by(data, bytes.fromhex(search.key)), search.fingerprint):
         raise InputError(
@@ -306,14 +310,16 @@ def run_trial(
     path: Path,
     composed: Composed | None = None,
 ) -> int:
-    """Train and score one trial with the search's noise, unheard, and return its exit code.
+    """Train and score one trial with the search's noise and without output; return its exit code.
 
-    An interrupted trial is resumed. One without a checkpoint has released nothing and begins again.
+    An interrupted trial is resumed. A trial without a checkpoint has released nothing and begins
+    again.
 
     Raises:
-        OSError: The disk is full or may not be written to: no trial's own failure.
-        InputError: It was refused, as for a model that is gone: every setting had been checked.
-        StateError: What it left is damaged.
+        OSError: The disk is full or not writable, which is not the trial's own failure.
+        InputError: The trial was rejected although every setting had been checked, for example
+            because a model is gone.
+        StateError: The state of an interrupted trial is damaged.
     """
     resumes = bool(checkpoints(path / CHECKPOINTS))
     if not resumes:
@@ -364,7 +370,7 @@ def run_trial(
 
 @contextmanager
 def owner_only() -> Iterator[None]:
-    """Let nobody but the owner read the files and folders that are made inside the block."""
+    """Make files and folders that are created in the block accessible only to the owner."""
     umask_before = os.umask(0o077)
     try:
         yield
@@ -373,12 +379,12 @@ def owner_only() -> Iterator[None]:
 
 
 STANDARD = (1, 2)
-"""Descriptors of standard output and error, to which libraries in C write."""
+"""Descriptors of standard output and standard error, to which C libraries write."""
 
 
 @contextmanager
 def output_redirected_to(path: Path) -> Iterator[None]:
-    """Append what is printed and logged in the block, by C code too, to a file of mode 0600."""
+    """Append what the block prints and logs, including output of C code, to a file of mode 0600."""
     root = logging.getLogger()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "a", encoding="utf-8", buffering=1) as log:
@@ -401,7 +407,7 @@ def output_redirected_to(path: Path) -> Iterator[None]:
 
 
 def score_of(trial: Path, metric: MetricSpec) -> TrialScore:
-    """Return the score of a finished trial, the mean over the parts of its split."""
+    """Return the score of a finished trial: the mean over the parts of its split."""
     values = [
         entry.metrics.get(metric.reported_as, math.nan)
         for entry in read_model(trial / METRICS, Metrics).evaluations
@@ -414,10 +420,10 @@ def score_of(trial: Path, metric: MetricSpec) -> TrialScore:
 
 
 def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> None:
-    """Copy the best trial into the run's folder; report and privacy.json, the last, are new.
+    """Copy the best trial into the run's folder; write a new privacy.json and report.
 
-    Nothing copied names the trial, and every public file has the day and the time of the search's
-    beginning: how long it took would tell how many trials there were.
+    Nothing that is copied names the trial. Every public file has the date and the time at which the
+    search began, because its duration would reveal how many trials there were.
     """
     check_spent(search, folder)
     shutil.rmtree(folder / MODEL, ignore_errors=True)
@@ -442,7 +448,7 @@ def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> 
 
 
 def check_spent(search: Search, folder: Path) -> None:
-    """Reject a search with a trial that took more noisy steps than were planned."""
+    """Reject a search with a trial that took more noisy steps than planned."""
     for number in range(len(search.trials)):
         trial = trial_folder(folder, number)
         if not (trial / LEDGER).exists():
@@ -457,9 +463,9 @@ def check_spent(search: Search, folder: Path) -> None:
 
 
 def backdate_public_files(folder: Path) -> None:
-    """Give every public file the time of the search's beginning.
+    """Set the time of every public file to the beginning of the search.
 
-    Another one would tell how long the search took at most, and so how many trials there were.
+    A later time would reveal how long the search took at most, and so how many trials there were.
     """
     began = (folder / TRIALS).stat().st_mtime_ns
     public = [path for path in folder.iterdir() if path.name != PRIVATE]
@@ -469,7 +475,7 @@ def backdate_public_files(folder: Path) -> None:
 
 
 def resumed_search(folder: str) -> TuneCommand:
-    """Return the configuration that the search in a folder was begun with."""
+    """Return the configuration with which the search in a folder began."""
     path = Path(folder) / TUNE_CONFIGURATION
     if not path.is_file():
         raise InputError(

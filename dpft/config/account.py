@@ -1,6 +1,6 @@
-"""The configuration of ``dpft account``, which never imports torch.
+"""Configuration of ``dpft account``, which never imports torch.
 
-Accounting is arithmetic: it should answer in about the time its accountants take.
+Accounting is arithmetic, so the command should take hardly longer than its accountants.
 """
 
 import re
@@ -20,46 +20,48 @@ HEAD_LENGTH = 64
 
 
 class AccountConfig(Section):
-    """``dpft account``, conf/account.yaml."""
+    """Configuration of ``dpft account``, conf/account.yaml."""
 
     num_examples: AtLeastOne | None = Field(default=None, examples=[1000])
-    """Public number of training examples, or of units."""
+    """Public number of training examples, or of privacy units."""
     expected_batch_size: AtLeastOne | None = Field(default=None, examples=[64])
-    """Examples of a step in expectation; give it or ``sample_rate``."""
+    """Expected number of examples per step; set this key or ``sample_rate``."""
     sample_rate: Rate | None = Field(default=None, examples=[0.01])
-    """Probability with which each example is in a step; give it or ``expected_batch_size``."""
+    """Probability that a step includes an example; set this key or ``expected_batch_size``."""
     epochs: Positive | None = Field(default=None, examples=[3.0])
-    """Passes over the data in expectation; give it or ``steps``."""
+    """Expected number of passes over the data; set this key or ``steps``."""
     steps: AtLeastOne | None = Field(default=None, examples=[100])
-    """Noisy steps; give them or ``epochs``."""
+    """Number of noisy steps; set this key or ``epochs``."""
     delta: Delta | None = Field(default=None, examples=[1e-5])
-    """Delta; None: 1 / (2 * num_examples), or of runs their own, the smallest."""
+    """Target delta (null: 1 / (2 * num_examples), or with run or runs the smallest delta of the
+    runs)."""
     eps: Positive | None = Field(default=None, examples=[3.0])
-    """Epsilon to find the noise multiplier for; give it or ``noise_multiplier``."""
+    """Target epsilon, for which dpft computes the noise multiplier; set this key or
+    ``noise_multiplier``."""
     noise_multiplier: Positive | None = Field(default=None, examples=[1.0])
-    """Noise multiplier to find epsilon for; give it or ``eps``."""
+    """Noise multiplier, for which dpft computes epsilon; set this key or ``eps``."""
     curve: bool = False
-    """Epsilon over growing numbers of steps."""
+    """Also compute epsilon for increasing numbers of steps."""
     to: str | None = None
-    """File for the plot of ``curve``."""
+    """File for the plot of ``curve``, .svg or .png."""
     run: str | None = None
-    """A run's folder, to account for what its ledger holds."""
+    """Folder of a run, whose epsilon is computed from its ledger."""
     runs: Names = None
-    """Folders of runs on the same data, or with such runs below them, however deep."""
+    """Folders of runs on the same data, or folders that contain such runs at any depth."""
     leave_out: Names = None
-    """Folders of runs that ``runs`` leaves out of the total."""
+    """Folders of runs that the total of ``runs`` skips."""
     data_id: str | None = None
-    """With ``runs``: leaves out those whose privacy.data_id is another."""
+    """With ``runs``: skip runs that set privacy.data_id to another value."""
     head: str | None = None
-    """The head of the run's ledger, as it was lodged elsewhere."""
+    """Head of the run's ledger, as published elsewhere, to compare with the ledger."""
     mechanism: Annotated[MechanismConfig, ChosenBy(by_name(MECHANISMS.named))] = Field(
         default_factory=DPSGDConfig
     )
-    """How draws and noise of steps hang together."""
+    """How the sampling and the noise of different steps are correlated."""
     accountant: Literal["prv", "pld", "rdp"] | None = None
-    """The accountant whose bound is the headline; None: prv, or the one of the run's own report."""
+    """Accountant of the reported bound (null: prv, or the accountant in the run's report)."""
     output: Output = "table"
-    """table for people, or json: one object on stdout."""
+    """Output format: table for people, or json for one object on stdout."""
 
     def _check_fields(self) -> None:
         self._check_head()
@@ -70,7 +72,7 @@ class AccountConfig(Section):
 
     @property
     def leader(self) -> str:
-        """The accountant whose bound is the headline where no run's report names one."""
+        """The accountant of the reported bound if no run's report names one."""
         return self.accountant or LEADING_ACCOUNTANTS[0]
 
     @property
@@ -169,7 +171,7 @@ _NUMBERS = (
 
 
 def check_exactly_one(**values: object) -> None:
-    """Reject two keys unless exactly one of them is given."""
+    """Reject the values of several keys unless exactly one of them is given."""
     given_keys = [name for name, value in values.items() if value is not None]
     if len(given_keys) != 1:
         first, which = next(iter(values)), "both" if given_keys else "neither"

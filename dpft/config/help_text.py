@@ -1,7 +1,7 @@
-"""The text of ``dpft COMMAND --help``: groups, keys, values and descriptions.
+"""Text of ``dpft COMMAND --help``: groups, keys, values and descriptions.
 
-The dataclasses say what a key takes and, in the text below a field in their source, what it is for;
-the YAMLs say what it is where nobody says otherwise.
+The configuration classes define the type of each key. The docstring below a field describes the
+key. The YAML files contain the default values.
 """
 
 import json
@@ -23,11 +23,11 @@ from dpft.errors import Fault, InputError
 from dpft.strict_model import description, type_text
 
 _END = re.compile(r"(?<!\bal)(?<!\be\.g)\.(?=\s|$)")
-"""The end of a sentence, which "et al." is not."""
+"""The end of a sentence; the periods of "et al." and "e.g." do not end one."""
 
 
 def first_sentence(text: str) -> str:
-    """Return a text as far as its first full stop, on one line.
+    """Return a text up to its first full stop, on one line.
 
     >>> first_sentence("Also biases (Bu et al. 2022).  As they are.")
     'Also biases (Bu et al. 2022).'
@@ -39,20 +39,20 @@ def first_sentence(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """A key that a command line may set."""
+    """Key that a command line may set."""
 
     name: str
-    """Dotted."""
+    """Dotted name."""
     value: Any
-    """What it is as composed."""
+    """Value in the composed configuration."""
     takes: str
-    """What it may be, such as "a number or null"."""
+    """Accepted values, such as "a number or null"."""
     text: str
-    """What it is for: all that its class says of it."""
+    """Whole description from the class."""
 
     @property
     def sentence(self) -> str:
-        """What it is for, in one sentence."""
+        """The first sentence of the description."""
         return first_sentence(self.text)
 
 
@@ -60,8 +60,8 @@ def keys_of(root: type[BaseModel], values: Mapping[str, Any], *, parent: str = "
     """Yield the keys that have a value, in the order of the fields.
 
     Args:
-        root: The model of the configuration, or of the section under ``parent``.
-        values: The section as composed.
+        root: The class of the configuration, or of the section under ``parent``.
+        values: The composed values of the section.
         parent: Dotted key of the section.
     """
     for attribute, field in root.model_fields.items():
@@ -78,18 +78,18 @@ def keys_of(root: type[BaseModel], values: Mapping[str, Any], *, parent: str = "
 
 
 def options(folders: list[Path], group: str) -> dict[str, str]:
-    """Return the options of a group and what each is for."""
+    """Return the options of a group, each with its description."""
     files = [file for folder in folders for file in (folder / group).glob("*.yaml")]
     return {file.stem: purpose(file) for file in sorted(files, key=lambda file: file.stem)}
 
 
 COLUMN = 34
-"""Width of the left column."""
+"""Width of the left column, in characters."""
 MANY = 16
-"""Options from which a group's are named alone, not explained."""
+"""Number of options from which a group lists only names, without descriptions."""
 LONGEST_VALUE = 40
 ALL = "all"
-"""What ``--help all`` explains: every group and every key."""
+"""Argument of ``--help`` that explains every group and every key."""
 FLAGS = (
     ("--help SECTION", "options and keys of one section; --help GROUP=OPTION: of that option"),
     ("--help KEY", "what one key is for; --help all: every key"),
@@ -103,17 +103,17 @@ FLAGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ComposedCommand:
-    """A command as it is composed."""
+    """Composed configuration of a command."""
 
     name: str
     root: type[Section]
-    """The model of its configuration."""
+    """Class of the configuration."""
     values: Mapping[str, Any]
-    """Its configuration."""
+    """Values of the configuration."""
     choices: Mapping[str, str | None]
-    """Group to the option that is taken."""
+    """Name of each group, and its chosen option."""
     folders: Sequence[Path]
-    """Where its YAMLs are looked for."""
+    """Folders that contain the YAML files."""
 
     def keys(self) -> list[Key]:
         """Return the command's keys, except for those that ``GROUP=OPTION`` sets."""
@@ -129,14 +129,14 @@ def command_help(
     *,
     folders: Sequence[Path],
 ) -> str:
-    """Return what ``dpft NAME --help WORDS`` prints.
+    """Return the text that ``dpft NAME --help WORDS`` prints.
 
     Args:
-        name: The command's.
-        words: ``key=value`` and ``group=option``, which are composed, and names to explain alone;
-            without names, groups whose option is chosen are.
+        name: The name of the command.
+        words: Overrides (``key=value``, ``group=option``) to compose, and names to explain. Without
+            names, the groups whose option is chosen are explained.
         root: The class of the command's configuration.
-        folders: Where YAMLs are looked for, dpft's own first.
+        folders: Folders that contain YAML files, dpft's own folder first.
     """
     changes = [word for word in words if "=" in word or word[:1] in "~+"]
     names = [word for word in words if word not in changes]
@@ -153,7 +153,7 @@ def composed_command(
     *,
     folders: Sequence[Path],
 ) -> ComposedCommand:
-    """Return a command as ``key=value`` and ``group=option`` compose it."""
+    """Return a command with the configuration that the overrides compose."""
     searched = ",".join(quoted(f"file://{folder}") for folder in folders[1:])
     composed = compose(name, [*changes, f"hydra.searchpath=[{searched}]"], root)
     choices = composed.hydra.runtime.choices
@@ -171,9 +171,9 @@ def help_text(command: ComposedCommand, about: Sequence[str] = ()) -> str:
     """Return the help of a command.
 
     Args:
-        command: As composed.
-        about: Groups, sections or keys to explain alone, or ``ALL``; none: the command's main keys,
-            or all if it declares none.
+        command: The composed command.
+        about: Groups, sections or keys to explain, or ``ALL``. Empty: the command's main keys, or
+            all keys if it declares no main keys.
     """
     keys = command.keys()
     if not about and command.root.main_keys:
@@ -206,7 +206,7 @@ def _usage(command: ComposedCommand) -> str:
 
 
 def _groups(command: ComposedCommand) -> str:
-    """Return every group with its options, explained where they are few."""
+    """Return all groups with their options, and descriptions if a group has few options."""
     lines = ["Groups (choose with GROUP=OPTION; * is taken unless you say otherwise):"]
     for group, chosen in command.choices.items():
         descriptions = options(list(command.folders), group)
@@ -219,7 +219,7 @@ def _groups(command: ComposedCommand) -> str:
 
 
 def _main_keys(command: ComposedCommand, keys: Sequence[Key]) -> str:
-    """Return the rows of a command's main groups and keys, and the names of all sections."""
+    """Return the lines for a command's main groups and keys, and the names of all sections."""
     key_by_name = {key.name: key for key in keys}
     lines = ["Main keys (change with KEY=VALUE):"]
     for name in command.root.main_keys:
@@ -264,7 +264,7 @@ def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _row(left: str, right: str) -> list[str]:
-    """Return the lines of two columns, the right one wrapped to the terminal."""
+    """Return the lines of two columns, the right one wrapped to the width of the terminal."""
     width = max(shutil.get_terminal_size((100, 24)).columns - COLUMN - 4, 30)
     wrapped = textwrap.wrap(right, width, break_on_hyphens=False) or [""]
     first = [f"  {left}"] if len(left) > COLUMN else []
@@ -277,7 +277,7 @@ def _row(left: str, right: str) -> list[str]:
 
 
 def written(value: Any) -> str:
-    """Return a value as a command line writes it."""
+    """Return a value in the syntax of a command line."""
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{name}: {written(inner)}' for name, inner in value.items())}}}"
     if isinstance(value, list):
@@ -300,7 +300,7 @@ def _unknown(name: str, command: ComposedCommand, keys: Sequence[Key]) -> Fault:
 
 
 def purpose(file: Path) -> str:
-    """Return what a YAML is for: its first comment, without the command that shows its use."""
+    """Return the description of a YAML file: its first comment, without an example command."""
     with file.open(encoding="utf-8") as stream:
         comments = [line[1:].strip() for line in stream if line.startswith("#")]
     first = next((line for line in comments if not line.startswith("@package")), "")

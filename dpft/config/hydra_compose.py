@@ -1,10 +1,10 @@
-"""Compose a configuration from overrides with Hydra, and translate Hydra's errors.
+"""Composition of a configuration from overrides by Hydra, and translation of Hydra's errors.
 
-The command line proper starts from ``hydra.main``, which runs sweeps too; what it hands on is the
-same ``Composed`` that ``compose`` gives to a call from Python, so that words mean one thing
-wherever they are written.
+The command line starts from ``hydra.main``, which also runs sweeps. It passes on the same
+``Composed`` that ``compose`` returns to a call from Python, so overrides have the same meaning in
+both.
 
-An error message names the key or group, the value, what is allowed, and the nearest known name.
+An error message names the key or group, the value, the allowed values, and the nearest known name.
 Hydra stops at the first argument that it cannot compose, so each command reports one such error.
 """
 
@@ -51,12 +51,12 @@ from dpft.run_folder import CONFIGURATION, HYDRA, OVERRIDES
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """What a job was started with, as ``key=value``."""
+    """Overrides that a job was started with, as ``key=value``."""
 
     job: tuple[str, ...]
-    """Overrides of the job; in a sweep, its parameters among them, whoever set those."""
+    """Overrides of the job; in a sweep, they include its parameters from every source."""
     typed: tuple[str, ...]
-    """Words of the command line itself."""
+    """Arguments of the command line itself."""
 
     @property
     def keys(self) -> list[str]:
@@ -65,14 +65,14 @@ class Words:
 
 
 def given_overrides(overrides: Sequence[str]) -> dict[str, str]:
-    """Return the keys that the overrides set, and the values as they were written."""
+    """Return the keys that the overrides set, with the values as written."""
     return {key_of(override): override.partition("=")[2] for override in overrides}
 
 
 def given_text(overrides: Sequence[str], key: str) -> str | None:
-    """Return the text that the overrides set a key to, without its quotes; None: none, or null.
+    """Return the text that the overrides set a key to, without quotes; None if unset or null.
 
-    A word that Hydra cannot read is left to it to refuse.
+    If Hydra cannot parse the override, the text is returned as written, and Hydra rejects it later.
     """
     written = given_overrides(overrides).get(key)
     if not written or written == "null":
@@ -88,13 +88,14 @@ def check_groups(overrides: Sequence[str]) -> None:
     """Reject arguments that set a group of keys to a value other than the name of an option.
 
     Raises:
-        InputError: Such as train=null, train=3 or train=[a]; Hydra raises a bare ValueError.
+        InputError: An argument is, for example, train=null, train=3 or train=[a]. Hydra itself
+            would raise a bare ValueError.
     """
     faults = []
     for word in overrides:
         try:
             override = _parser().parse_override(word)
-        except HydraException:  # Hydra names the argument later
+        except HydraException:  # Hydra reports the argument later
             continue
         group = override.key_or_group
         folder = config_directory() / group
@@ -127,17 +128,17 @@ LAUNCHERS = {
     "submitit_local": _SUBMITIT,
     "submitit_slurm": _SUBMITIT,
 }
-"""Launchers that dpft is tested with, and what brings them."""
+"""Launchers that dpft is tested with, and the packages that contain them."""
 
 
 def as_input_error(
     error: Exception, known_keys: Iterable[str], words: Sequence[str] = ()
 ) -> InputError:
-    """Return an error of Hydra as an input error whose message says how to fix it.
+    """Return an input error for an error of Hydra, with a message that states how to fix it.
 
     Args:
         error: The error.
-        known_keys: Dotted keys to suggest for an unknown one.
+        known_keys: Dotted keys to suggest for an unknown key.
         words: The arguments of the command.
     """
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
@@ -161,7 +162,7 @@ def as_input_error(
         value_by_key = {key_of(word): word.partition("=")[2] for word in words}
         keys = set(known_keys)
         if isinstance(cause.parent_node, DictConfig):
-            # The keys of the configuration that the error arose in, with its chosen groups.
+            # The keys of the configuration in which the error occurred, with its chosen groups.
             keys.update(dotted_keys(cause.parent_node._get_root()))
         return InputError(unknown_key(cause.full_key, keys, value=value_by_key.get(cause.full_key)))
     if isinstance(cause, ValidationError) and cause.full_key:
@@ -172,9 +173,9 @@ def as_input_error(
 
 
 def _quoted_override(override: str) -> str:
-    """Return an unreadable argument quoted for a shell and for Hydra, or else an example.
+    """Return an unreadable argument quoted for a shell and for Hydra, or an example.
 
-    The entries of a list are quoted one by one.
+    The entries of a list are quoted one by one. The example is returned if quoting does not help.
     """
     key, _, value = override.partition("=")
     if value[:1] in ("'", '"'):
@@ -192,7 +193,7 @@ def _quoted_override(override: str) -> str:
 
 @contextmanager
 def full_errors() -> Iterator[None]:
-    """Make Hydra raise its errors instead of printing them and leaving the process."""
+    """Make Hydra raise its errors instead of printing them and exiting."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -204,7 +205,7 @@ def full_errors() -> Iterator[None]:
 
 
 def _unknown_option(error: MissingConfigException) -> Fault:
-    """Return the fault of ``GROUP=OPTION`` with no such option."""
+    """Return the fault for ``GROUP=OPTION`` with an unknown option."""
     group, slash, option = (error.missing_cfg_file or "").rpartition("/")
     if not slash or not error.options:
         return Fault(f"the configuration cannot be composed: {_first_line(error)}", key=None)
@@ -229,7 +230,7 @@ def _unknown_option(error: MissingConfigException) -> Fault:
 
 
 def dotted_keys(node: Any, parent: str = "") -> list[str]:
-    """Return the keys of a configuration node, inner ones included; values are not resolved."""
+    """Return the keys of a configuration node, including nested keys, without resolving values."""
     keys = []
     for name in node:
         key, inner = join_key(parent, name), node._get_node(name)
@@ -244,12 +245,12 @@ def _first_line(error: Exception) -> str:
 
 
 _COMPOSING = RLock()
-"""Hydra has one state a process, which two threads must not change at once."""
+"""Lock for Hydra's global state, which two threads must not change at the same time."""
 
 
 @contextmanager
 def hydra_of_our_own() -> Iterator[None]:
-    """Set Hydra up for dpft's configurations inside the block; a caller's own setup comes back."""
+    """Set Hydra up for dpft's configurations inside the block, then restore the caller's setup."""
     with _COMPOSING:
         state = GlobalHydra.instance()
         before = state.hydra
@@ -263,29 +264,30 @@ def hydra_of_our_own() -> Iterator[None]:
 
 
 def unused_folder(path: str) -> str:
-    """Return ``path``, or ``path-2``, ``path-3``, … : the first that does not exist yet.
+    """Return ``path``, or the first of ``path-2``, ``path-3``, … that does not exist yet.
 
-    The time in a folder's name has a resolution of one second; runs may start closer together.
+    The time in a folder's name has a resolution of one second, but several runs may start within
+    one second.
     """
     candidates = itertools.chain([path], (f"{path}-{number}" for number in itertools.count(2)))
     return next(candidate for candidate in candidates if not Path(candidate).exists())
 
 
 def register_resolver() -> None:
-    """Make ``${unused_folder:PATH}`` known to OmegaConf; one configuration gets one answer."""
+    """Register ``${unused_folder:PATH}`` with OmegaConf, resolved once per configuration."""
     OmegaConf.register_new_resolver("unused_folder", unused_folder, use_cache=True, replace=True)
 
 
 NOT_COMPOSED = (HydraException, OmegaConfBaseException, YAMLError)
-"""What the composition of a configuration may raise."""
+"""Errors that the composition of a configuration may raise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Composed:
-    """What the words of one job compose to."""
+    """Composed configuration and overrides of one job."""
 
     values: DictConfig
-    """The configuration, without Hydra's own node."""
+    """Configuration, without Hydra's own node."""
     hydra: DictConfig
     """Hydra's own node."""
     words: Words
@@ -297,27 +299,27 @@ class Composed:
         OmegaConf.save(self.values, record / CONFIGURATION)
         public = OmegaConf.create({"hydra": OmegaConf.to_container(self.hydra, resolve=False)})
         for name in ("cwd", "output_dir", "config_sources"):
-            # absolute paths: they name the user and the machine
+            # Absolute paths would reveal the user and the machine.
             public.hydra.runtime.pop(name, None)
         OmegaConf.save(public, record / "hydra.yaml")
         OmegaConf.save(OmegaConf.create(list(self.words.job)), folder / OVERRIDES)
 
     @property
     def folder(self) -> Path:
-        """The folder that ``hydra.run.dir`` gives the job, unless it stands elsewhere."""
+        """The folder from ``hydra.run.dir``; the job may use another folder instead."""
         return Path(str(self.hydra.run.dir))
 
 
 def compose(name: str, overrides: Sequence[str], root: type) -> Composed:
-    """Return what the words of a command compose to.
+    """Return the configuration that the overrides of a command compose.
 
     Args:
-        name: The command's, whose primary configuration is ``conf/<name>.yaml``.
+        name: The name of the command, whose primary configuration is ``conf/<name>.yaml``.
         overrides: ``key=value`` and ``group=option``, as on the command line.
         root: The class of the configuration, whose keys an error message may suggest.
 
     Raises:
-        InputError: The first argument that Hydra cannot compose.
+        InputError: Hydra cannot compose an argument. The error describes the first such argument.
     """
     register_resolver()
     check_groups(overrides)

@@ -1,8 +1,8 @@
 """Dotted configuration keys: find, split and quote them, and suggest corrections of typos.
 
-Names that users of other programs give to dpft's keys are known, too: those of Hugging Face's
+The module also knows names that other programs use for the same settings: Hugging Face's
 ``TrainingArguments`` and examples, peft, Opacus, private-transformers, fastDP, jax-privacy and
-torch. Names that are a key's own last part or nearly so need no entry.
+torch. Names that equal or resemble the last part of a key need no entry.
 """
 
 import difflib
@@ -87,13 +87,13 @@ _OF_KEY = {
     "resume": "resume_from_checkpoint checkpoint ckpt",
 }
 MEANT = {name: key for key, names in _OF_KEY.items() for name in names.split()}
-"""Each such name to the key that it means."""
+"""Names in other programs, each with the corresponding key."""
 
 
 AUTO = "auto"
-"""``resume=auto``: resume the run in ``hydra.run.dir``, or begin one if there is none."""
+"""``resume=auto``: resume the run in ``hydra.run.dir``, or begin a run if the folder has no run."""
 MISSING = "???"
-"""OmegaConf's mark of a value that must be given."""
+"""OmegaConf's marker for a required value."""
 
 
 KEYS_OF_THE_LIBRARY = {
@@ -105,12 +105,12 @@ KEYS_OF_THE_LIBRARY = {
     "b=1": "train.micro_batch_size=1",
     "dpft.models.batch_norm.replace_batch_norm(model)": "model.replace_batch_norm=true",
 }
-"""What a message of the clipper names in backticks, its own arguments and calls, and the
-configuration keys that stand for it."""
+"""Arguments and calls that messages of the clipper quote in backticks, each with the configuration
+key that replaces it."""
 
 
 def in_keys(message: str) -> str:
-    """Return a message of the library with configuration keys for the arguments that it names.
+    """Return a message of the clipper with its arguments replaced by configuration keys.
 
     >>> in_keys("`engine` must be one of auto, rows, got 'x'; choose `engine='rows'`.")
     "privacy.engine must be one of auto, rows, got 'x'; choose privacy.engine=rows."
@@ -127,7 +127,7 @@ def in_keys(message: str) -> str:
 
 
 class KeyFormatter(logging.Formatter):
-    """Formats log lines of a command, which name configuration keys (``in_keys``)."""
+    """Formatter for log lines of a command, which names configuration keys (``in_keys``)."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See ``logging.Formatter``."""
@@ -135,12 +135,12 @@ class KeyFormatter(logging.Formatter):
 
 
 def join_key(parent: str, name: object) -> str:
-    """Return the dotted key of ``name`` under ``parent``; the root's key is empty."""
+    """Return the dotted key of ``name`` under ``parent``, which is empty for the root."""
     return f"{parent}.{name}" if parent else str(name)
 
 
 def leaves(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """Return nested values by their dotted keys.
+    """Return nested values with dotted keys.
 
     >>> leaves({"train": {"steps": 3, "keep": 1}, "name": "x"})
     {'train.steps': 3, 'train.keep': 1, 'name': 'x'}
@@ -153,35 +153,35 @@ def leaves(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
 
 
 def quoted(word: str, mark: str = "'") -> str:
-    """Return a word as a value of Hydra's grammar that means just that word.
+    """Return a text quoted so that Hydra's grammar reads it literally.
 
     Args:
         word: Any text.
-        mark: The quote around it, single or double.
+        mark: The quote character, single or double.
     """
-    # Hydra reads a backslash as itself, except before a quote or at the value's end.
+    # Hydra reads a backslash literally, except before a quote or at the end of the value.
     escaped = re.sub(rf"(\\*){mark}", rf"\1\1\\{mark}", word)
     return mark + re.sub(r"\\+\Z", r"\g<0>\g<0>", escaped) + mark
 
 
 READ_AS_IT_IS = re.compile(r"[\w./-](?:[\w./ -]*[\w./-])?", re.ASCII)
-"""Values that Hydra needs no quotes around."""
+"""Pattern of values that Hydra reads correctly without quotes."""
 
 
 def in_shell(key: str, value: object) -> str:
-    """Return KEY=VALUE as one word of a shell, which Hydra reads as just that value."""
+    """Return KEY=VALUE as one shell argument, which Hydra reads literally."""
     text = str(value)
     word = text if READ_AS_IT_IS.fullmatch(text) else quoted(text, '"')
     return shlex.quote(f"{key}={word}")
 
 
 def known_keys(root: type[BaseModel], values: Any = None, *, parent: str = "") -> list[str]:
-    """Return the dotted keys of a model, including those of its sections.
+    """Return the dotted keys of a model class, including those of its sections.
 
     Args:
-        root: The model.
-        values: Its values, by which the classes of some sections are chosen.
-        parent: Dotted key of the model.
+        root: The class.
+        values: The values, which determine the classes of some sections.
+        parent: Dotted key of the section that ``root`` belongs to.
     """
     keys = []
     for name, field in root.model_fields.items():
@@ -200,17 +200,17 @@ def copy_key(path: list[str], source: Mapping[str, Any], target: dict[str, Any])
 
 
 def key_of(word: str) -> str:
-    """Return the dotted key that a word of a command line, such as ``+key=value``, sets."""
+    """Return the dotted key that a command-line argument, such as ``+key=value``, sets."""
     return word.lstrip("+~").partition("=")[0]
 
 
 def unknown_key(key: str, known_keys: Iterable[str], *, value: object = None) -> Fault:
-    """Return the fault of a key that does not exist, with the known keys nearest to it.
+    """Return the fault for an unknown key, with the nearest known keys.
 
     Args:
-        key: Dotted.
+        key: Dotted key.
         known_keys: Dotted keys.
-        value: The value that it was set to.
+        value: The value that the key was set to.
     """
     removed = removed_key(key)
     if removed:
@@ -233,17 +233,22 @@ def unknown_key(key: str, known_keys: Iterable[str], *, value: object = None) ->
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the known name that is spelt most like ``name``; None where none is near."""
+    """Return the candidate spelled most like ``name``, or None if no candidate is similar."""
     return next(iter(difflib.get_close_matches(name, sorted(candidates), n=1)), None)
 
 
 def nearest_keys(key: str, known_keys: Iterable[str]) -> list[str]:
-    """Return the keys that a misspelt dotted key may have been meant to be, none if none is near.
+    """Return the keys that a misspelled dotted key may mean, or an empty list.
 
-    The first of these that there are: a key of the section that other programs call so
-    (``train.lr``), those of the section that end with its name (``optimizer.decay``), a key
-    elsewhere that other programs call so, keys elsewhere of the same name (``rank``), a key of the
-    section spelt like it, keys elsewhere spelt like it.
+    The result is the first nonempty group of this list:
+
+    1. the key that other programs call by this name (``train.lr``), if it is in the same section
+       or no section is given;
+    2. keys of the section that end with the name (``optimizer.decay``);
+    3. the key of another section that other programs call by this name;
+    4. keys of other sections with the same name (``rank``);
+    5. the key of the section with similar spelling;
+    6. keys of other sections with similar spelling.
     """
     keys = sorted(known_keys)
     parent, _, name = key.rpartition(".")
@@ -265,7 +270,7 @@ def nearest_keys(key: str, known_keys: Iterable[str]) -> list[str]:
 
 
 def _meant(name: str, known_keys: Iterable[str]) -> list[str]:
-    """Return the key that other programs call so, as it is here or in a command's own root."""
+    """Return the key that other programs call ``name``, under its full or its last name."""
     meant = MEANT.get(name, "")
     if meant.startswith("hydra."):
         return [meant]

@@ -1,7 +1,7 @@
-"""Convert Hydra's ``DictConfig`` to a validated configuration, and read and write config.yaml.
+"""Conversion of Hydra's ``DictConfig`` to a validated configuration, and I/O of config.yaml.
 
-Hydra composes, OmegaConf resolves, pydantic validates. Below this module nothing sees a
-``DictConfig``.
+Hydra composes the values, OmegaConf resolves them, and pydantic validates them. No module below
+this one uses a ``DictConfig``.
 """
 
 import json
@@ -25,10 +25,10 @@ from dpft.strict_model import members
 
 
 def read_saved(path: Path) -> Mapping[str, Any]:
-    """Return the values of a config.yaml of any command; none where there is no such file.
+    """Return the values in a config.yaml of any command; empty if the file does not exist.
 
     Raises:
-        InputError: It cannot be read.
+        InputError: The file cannot be read.
     """
     values = read_yaml(path) if path.is_file() else None
     return values if isinstance(values, dict) else {}
@@ -36,23 +36,24 @@ def read_saved(path: Path) -> Mapping[str, Any]:
 
 Config = TypeVar("Config", bound=Section)
 VOCABULARY = "tokenizer"
-"""A section that only a run of ``dpft tokenizer`` has."""
+"""Section that only runs of ``dpft tokenizer`` have."""
 
 
 def load(cfg: DictConfig, root: type[Config]) -> Config:
-    """Return the configuration that Hydra composed, with its interpolations resolved.
+    """Return the configuration that Hydra composed, with resolved interpolations.
 
     Args:
         cfg: The composed configuration, without the ``hydra`` node.
         root: The class of the whole configuration.
 
     Raises:
-        InputError: All keys that are unknown, missing, or have a wrong value.
+        InputError: Keys are unknown or missing, or have invalid values. The error lists all of
+            them.
     """
     try:
         return from_values(OmegaConf.to_container(cfg, resolve=True), root)
     except InterpolationKeyError as error:
-        # "Interpolation key 'task.eval_split' not found"
+        # The message has the form "Interpolation key 'task.eval_split' not found".
         missing = str(error.msg).split("'")[1]
         raise InputError(
             f"Missing required key {missing}, from which {error.full_key} takes its value.",
@@ -67,13 +68,14 @@ def load(cfg: DictConfig, root: type[Config]) -> Config:
 
 
 def from_values(values: Any, root: type[Config]) -> Config:
-    """Return the configuration of plain values, in which no text is resolved.
+    """Return a configuration from plain values, without resolving interpolations.
 
-    Saved values are read this way, because a folder may be a received one: resolving a text such as
-    ``${oc.env:NAME}`` in it would insert the recipient's secrets.
+    Saved values are read in this way, because a folder may come from somebody else. Resolving a
+    text such as ``${oc.env:NAME}`` in it would insert secrets of the recipient.
 
     Raises:
-        InputError: All keys that are unknown, missing, or have a wrong value.
+        InputError: Keys are unknown or missing, or have invalid values. The error lists all of
+            them.
     """
     if not isinstance(values, Mapping):
         raise InputError(
@@ -95,9 +97,9 @@ def from_values(values: Any, root: type[Config]) -> Config:
 
 
 def _as_given(values: Mapping[str, Any], kind: type[BaseModel] | None) -> dict[str, Any]:
-    """Return values without keys that have no value, and with text where a field needs text.
+    """Return values without unset keys, and with numbers as text if a field requires text.
 
-    Hydra reads ``task.data_dir=2024`` as a number.
+    Hydra parses ``task.data_dir=2024`` as a number.
     """
     fields = {} if kind is None else {f.alias or name: f for name, f in kind.model_fields.items()}
     present: dict[str, Any] = {}
@@ -116,10 +118,10 @@ def _as_given(values: Mapping[str, Any], kind: type[BaseModel] | None) -> dict[s
 
 
 def load_saved(path: Path, root: type[Config]) -> Config:
-    """Return the configuration that ``dump`` wrote to a file; nothing in it is resolved.
+    """Return the configuration that ``dump`` wrote to a file, without resolving interpolations.
 
     Raises:
-        InputError: The file is missing or unreadable, or is not such a configuration.
+        InputError: The file is missing or unreadable, or does not contain such a configuration.
     """
     values = read_yaml(path)
     _drop_removed_keys(values)
@@ -138,12 +140,12 @@ def plain(config: BaseModel) -> dict[str, Any]:
 
 
 def to_yaml(config: BaseModel) -> str:
-    """Return a configuration as YAML with sorted keys, defaults included."""
+    """Return a configuration as YAML with sorted keys, including defaults."""
     return str(yaml.safe_dump(plain(config), sort_keys=True, allow_unicode=True))
 
 
 def dump(config: BaseModel, path: Path) -> None:
-    """Write a configuration as YAML, whole or not at all."""
+    """Write a configuration as YAML, atomically."""
     write_text(path, to_yaml(config))
 
 
@@ -160,7 +162,7 @@ def _drop_removed_keys(values: Any) -> None:
 
 
 def config_directory() -> Path:
-    """Return the absolute folder of the YAML configurations."""
+    """Return the absolute path of the folder with the YAML configurations."""
     package = Path(dpft.__file__).resolve().parent
     places = (package / "conf", package.parent / "conf")
     for place in places:

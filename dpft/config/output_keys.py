@@ -8,11 +8,11 @@ from dpft.errors import InputError
 Output = Literal["table", "json"]
 PLOTS = (".svg", ".png")
 Names = str | tuple[str, ...] | None
-"""One name, or several of them."""
+"""One name, or several names."""
 
 
 def check_plot(file: str, *, key: str = "to") -> None:
-    """Reject a file that no plot can be written to."""
+    """Reject a file whose extension is not that of a plot."""
     if Path(file).suffix not in PLOTS:
         raise InputError(
             f"{key} must be a file named *{' or *'.join(PLOTS)}, got {file!r}.",
@@ -23,7 +23,7 @@ def check_plot(file: str, *, key: str = "to") -> None:
 
 
 def check_folder(file: str, *, key: str) -> None:
-    """Refuse a file in a folder that does not exist."""
+    """Reject a file in a folder that does not exist."""
     if not Path(file).parent.is_dir():
         raise InputError(
             f"{key} must be in a folder that exists, got {file!r}. Create the folder first.",
@@ -33,5 +33,5 @@ def check_folder(file: str, *, key: str) -> None:
 
 
 def listed_names(names: Names) -> tuple[str, ...]:
-    """Return the names of a key that takes one or several."""
+    """Return the names in a key that accepts one or several names."""
     return (names,) if isinstance(names, str) else names or ()

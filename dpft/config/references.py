@@ -1,7 +1,7 @@
-"""The ``reference`` sections of a recipe: published results to show next to a run's own.
+"""Published results in the ``reference`` sections of a recipe, shown next to a run's results.
 
-A reference is one result of a recipe, with the settings that it is known to be of; a map is a score
-over the values of two keys.
+A reference is one published result of a recipe, with its known settings. A reference map contains a
+score for each combination of the values of two keys.
 """
 
 from collections.abc import Mapping
@@ -18,37 +18,38 @@ FRACTIONS = frozenset(
     | {"pearson", "spearman", "distinct_1", "distinct_2", "token_accuracy"}
     | {"top_5_accuracy", "mean_accuracy"}
 )
-"""Metrics whose scale ends at 1, where papers often give percentages."""
+"""Metrics with a maximum of 1, for which papers often report percentages."""
 SPLIT_OF_METRIC = "."
-"""Parts a split's name from a metric's, where a row has the scores of several splits."""
+"""Separator between split and metric in a row with the scores of several splits."""
 
 
 class Reference(Section):
-    """One row of a published table."""
+    """Row of a published table."""
 
     source: str
     """Paper and table."""
     what: str
     """Method, task and split of the row."""
     model: str | None = None
-    """The model's name in conf/model; None: any."""
+    """Name of the model in conf/model (null: any model)."""
     eps: Positive | None = None
-    """Epsilon as the paper gives it; None: trained without privacy."""
+    """Epsilon as published (null: trained without privacy)."""
     epsilons: dict[Literal["gdp", "prv"], Positive] = Field(default_factory=dict)
-    """Epsilon of the row's noise by other accountants, as published: gdp (CLT) and prv (composed
+    """Epsilon of the same noise by other accountants, as published: gdp (CLT) and prv (composed
     tradeoff functions)."""
     metrics: dict[str, float]
-    """Metric name to value, on the scales of metrics.json; of a row over several splits
-    ``SPLIT.METRIC``, such as ``sst2_validation.accuracy``."""
+    """Metric name to value, on the scales of metrics.json. For a row over several splits, the names
+    are ``SPLIT.METRIC``, such as ``sst2_validation.accuracy``."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Dotted key of the configuration to its value in the row; empty: the table's own, not told."""
+    """Dotted configuration keys, with their values in the row (empty: the paper does not state
+    any)."""
 
     def _check_fields(self) -> None:
         for name, value in self.metrics.items():
             check_scale(name, value, "reference")
 
     def fits(self, config: Mapping[str, Any]) -> bool:
-        """Return whether model, epsilon and settings of a run are those of the row."""
+        """Return whether model, epsilon and settings of a run equal those of the row."""
         private = value_at(config, "privacy.name") != "none"
         return (
             self.model in (None, value_at(config, "model.name"))
@@ -59,7 +60,7 @@ class Reference(Section):
 
 
 def check_scale(metric: str, value: float, key: str) -> None:
-    """Reject a percentage where metrics.json has a fraction."""
+    """Reject a percentage for a metric that metrics.json stores as a fraction."""
     if metric.rpartition(SPLIT_OF_METRIC)[2] in FRACTIONS and abs(value) > 1:
         raise InputError(
             f"{key} metric {metric} must be at most 1, as in metrics.json, got {value}."
@@ -70,7 +71,7 @@ def check_scale(metric: str, value: float, key: str) -> None:
 
 
 def value_at(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key in a saved configuration; None where there is none."""
+    """Return the value of a dotted key in a saved configuration, or None if the key is not set."""
     value: Any = config
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -78,51 +79,51 @@ def value_at(config: Mapping[str, Any], key: str) -> Any:
 
 
 def agrees(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Return whether a run has all of a published result's settings; 3 and 3.0 are one number."""
+    """Return whether a run has all settings of a published result; 3 and 3.0 are equal."""
     return all(value_at(config, key) == value for key, value in settings.items())
 
 
 class MapAxis(Section):
-    """The rows or the columns of a published heat map."""
+    """Rows or columns of a published heat map."""
 
     key: str
-    """Dotted key of the configuration, such as train.learning_rate."""
+    """Dotted configuration key, such as train.learning_rate."""
     values: tuple[int | float | str, ...]
-    """Its value in each row, or in each column."""
+    """Value of the key in each row, or in each column."""
     values_are: str | None = None
-    """Whose the values are, in words, where they are not the paper's; None: the paper's."""
+    """Source of the values, as text, if they are not the paper's (null: the paper)."""
 
     def place(self, config: Mapping[str, Any]) -> int | None:
-        """Return in which row, or column, a run's value of the key is; None: in none."""
+        """Return the index of the row or column with a run's value of the key, or None."""
         value = value_at(config, self.key)
         return self.values.index(value) if value in self.values else None
 
 
 class ReferenceMap(Section):
-    """A published heat map of one metric over two keys."""
+    """Published heat map of one metric over two keys."""
 
     source: str
     """Paper and figure."""
     what: str
-    """Method, task and split of the map, in words."""
+    """Method, task and split of the map, as text."""
     task: str
-    """The task's name in conf/task."""
+    """Name of the task in conf/task."""
     split: str
-    """The split of which the scores are."""
+    """Split that was scored."""
     model: str | None = None
-    """The model's name in conf/model; None: any."""
+    """Name of the model in conf/model (null: any model)."""
     eps: Positive | None = None
-    """Epsilon as the paper gives it; None: trained without privacy."""
+    """Epsilon as published (null: trained without privacy)."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Dotted key of the configuration to the value that it has in every cell."""
+    """Dotted configuration keys, with their values in all cells."""
     metric: str
-    """What the cells are, a key of metrics.json."""
+    """Metric of the cells, a key of metrics.json."""
     rows: MapAxis
-    """The key that has one value in each row."""
+    """Key that has one value per row."""
     columns: MapAxis
-    """The key that has one value in each column."""
+    """Key that has one value per column."""
     cells: tuple[tuple[float | None, ...], ...]
-    """A score for each row and column, on the scale of metrics.json; null where none is known."""
+    """Score for each row and column, on the scale of metrics.json (null: not known)."""
 
     def _check_fields(self) -> None:
         shape = [len(self.columns.values)] * len(self.rows.values)
@@ -139,7 +140,7 @@ class ReferenceMap(Section):
             check_scale(self.metric, value, "reference_maps")
 
     def row_of(self, config: Mapping[str, Any]) -> Reference | None:
-        """Return the cell that has a run's settings as a published row, or None."""
+        """Return the cell with a run's settings as a published row, or None."""
         row, column = self.rows.place(config), self.columns.place(config)
         value = None if row is None or column is None else self.cells[row][column]
         if value is None or value_at(config, "task.name") != self.task:

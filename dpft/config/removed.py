@@ -1,7 +1,7 @@
-"""Removed configuration keys and options, each with one sentence that names its replacement.
+"""Removed configuration keys and options, each with a sentence that names its replacement.
 
-This is the only place that knows removed keys. If a user sets one, the error quotes its sentence.
-In the saved configuration of an earlier run, the key is ignored.
+Only this module knows removed keys. If a user sets such a key, the error quotes its sentence. In
+the saved configuration of an earlier run, the key is ignored.
 """
 
 REMOVED = {
@@ -37,7 +37,7 @@ REMOVED = {
     "privacy.engine=instantiate": "Use `privacy.engine=auto`.",
     "privacy.engine=loop": "Use `privacy.engine=rows`.",
 }
-"""A dotted key, ``KEY=VALUE`` or ``GROUP=OPTION``, to the sentence that names its replacement."""
+"""Dotted key, ``KEY=VALUE`` or ``GROUP=OPTION``, and the sentence that names its replacement."""
 
 
 def removed_key(name: str) -> str | None:

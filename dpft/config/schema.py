@@ -1,7 +1,7 @@
-"""The configuration class of each subcommand.
+"""Configuration classes of the subcommands.
 
-Every section is a class of the room that uses it; this file only says which sections a
-subcommand has. ``POLYMORPHIC`` names the sections whose class is chosen by their values.
+Each section is a class of the package that uses it. This module only states which sections each
+subcommand has. ``ChosenBy`` marks the sections whose class depends on their values.
 """
 
 from typing import Annotated, ClassVar
@@ -42,20 +42,22 @@ AnyTracking = Annotated[TrackingConfig, ChosenBy(by_name(TRACKING.named))]
 
 
 def check_complete(task: Task) -> None:
-    """Reject a task of which keys that it needs are not given."""
+    """Reject a task without all of its required keys."""
     if task.lacks is not None:
         raise InputError(task.lacks, key="task", value=task.name)
 
 
 def check_units_fit(privacy: Privacy, train: TrainingConfig) -> None:
-    """Reject privacy units that are larger than a micro-batch, because a unit is clipped as one.
+    """Reject privacy units that may be larger than a micro-batch.
+
+    A unit is clipped as a whole, so it must fit into one micro-batch.
 
     Raises:
         InputError: A unit may have more records than a micro-batch.
     """
     guarantee, size = privacy.guarantee, train.micro_batch_size
     if guarantee is None or not isinstance(size, int):
-        return  # auto: a micro-batch has room for a unit
+        return  # auto chooses a micro-batch with room for a unit
     if guarantee.has_units and guarantee.records_per_unit > size:
         raise InputError(
             f"privacy.records_per_unit must be at most train.micro_batch_size ({size}), got"
@@ -67,7 +69,7 @@ def check_units_fit(privacy: Privacy, train: TrainingConfig) -> None:
 
 
 def check_adaptive_scale(privacy: Privacy, train: TrainingConfig) -> None:
-    """Reject a loss scale that moves by noisy gradients where there are none."""
+    """Reject an adaptive loss scale without the noisy gradients that adapt the scale."""
     if train.adaptive_loss_scale and privacy.guarantee is None:
         raise InputError(
             "train.adaptive_loss_scale=true needs privacy=dp, because noisy gradients adapt the"
@@ -81,7 +83,7 @@ def check_adaptive_scale(privacy: Privacy, train: TrainingConfig) -> None:
 def check_mechanism(
     mechanism: MechanismConfig, privacy: Privacy, method: Method, train: TrainingConfig
 ) -> None:
-    """Reject noise that hangs together where it cannot."""
+    """Reject correlated noise with settings that do not support it."""
     if not mechanism.makes.has_streams:
         return
     name = f"mechanism={mechanism.name}"
@@ -111,9 +113,10 @@ def check_mechanism(
 
 
 def check_public_numbers(task: Task, privacy: Privacy) -> None:
-    """Reject two public numbers of one thing that are far apart, before any record is read.
+    """Reject two public numbers of examples that differ by more than a factor of 2.
 
-    The larger one would lower the sample rate, and so epsilon, of records that are not there.
+    The check happens before any record is read. The larger number would lower the sample rate, and
+    with it the reported epsilon, by counting records that do not exist.
     """
     published, configured = task.public_num_train_examples, privacy.num_examples
     if published is None or configured is None or privacy.unit != EXAMPLE:
@@ -130,7 +133,11 @@ def check_public_numbers(task: Task, privacy: Privacy) -> None:
 
 
 def check_chunks(task: Task, privacy: Privacy, train: TrainingConfig) -> None:
-    """Reject a unit of chunks where there are none, and a record that is no micro-batch."""
+    """Reject privacy units that do not match the rows of a task's records.
+
+    A unit of chunks needs task=corpus. A unit of several records needs records of one row. A record
+    must fit into one micro-batch.
+    """
     if privacy.clips is None:
         return
     key, rows = task.rows_key, task.most_rows
@@ -161,7 +168,7 @@ def check_chunks(task: Task, privacy: Privacy, train: TrainingConfig) -> None:
 
 
 def check_mixture(task: Task, privacy: Privacy) -> None:
-    """Reject to leave out records of a private run because others come before them."""
+    """Reject ``task.mixture_limit`` in a private run, where one record could displace another."""
     limit = getattr(task, "mixture_limit", None)
     if limit is not None and privacy.guarantee is not None:
         raise InputError(
@@ -174,7 +181,7 @@ def check_mixture(task: Task, privacy: Privacy) -> None:
 
 
 def check_scored_between(config: EvalConfig, parallel: ParallelConfig) -> None:
-    """Reject scores while training of a model that between two steps is not whole."""
+    """Reject scores during training of a sharded model, which is incomplete between steps."""
     key = config.schedule_key
     if key is not None and parallel.shards_model:
         raise InputError(
@@ -186,7 +193,7 @@ def check_scored_between(config: EvalConfig, parallel: ParallelConfig) -> None:
 
 
 def check_start(method: Method, model: ModelConfig) -> None:
-    """Reject a model that does not start as the method needs it to."""
+    """Reject a model without the initialization that the method requires."""
     required = method.required_init
     if required not in (None, model.init):
         raise InputError(
@@ -198,7 +205,7 @@ def check_start(method: Method, model: ModelConfig) -> None:
 
 
 def check_quantization(method: Method, model: ModelConfig, parallel: ParallelConfig) -> None:
-    """Reject quantized weights beside what moves them or cuts them into shards."""
+    """Reject quantized weights with methods that train them, or with sharding."""
     if not model.is_quantized:
         return
     key = f"model.quantization={model.quantization}"
@@ -229,7 +236,7 @@ def check_quantization(method: Method, model: ModelConfig, parallel: ParallelCon
 
 
 def check_exposure(task: Task, audit: CanaryConfig) -> None:
-    """Reject canaries whose suffix nobody learns to write."""
+    """Reject canaries for a task without single texts, and exposure canaries for other outputs."""
     if audit.wanted and not task.has_canaries:
         raise InputError(
             f"audit.canaries needs a task with single texts as records, got task={task.name}.",
@@ -248,16 +255,16 @@ def check_exposure(task: Task, audit: CanaryConfig) -> None:
 
 
 def check_suffixes(audit: CanaryConfig, resume: str | None) -> None:
-    """Reject to begin a run with canaries that ``audit=exposure`` would refuse after it.
+    """Reject a new run whose canaries ``audit=exposure`` would reject after training.
 
-    A run that was begun with them goes on, and its model is scored and used as any other.
+    A run that already began with such canaries may be resumed, scored and used.
     """
     if resume in (None, AUTO):
         audit.check_suffixes()
 
 
 def check_white_box(method: Method, audit: CanaryConfig) -> None:
-    """Reject to look into steps whose noisy gradient is not one of the model's own weights."""
+    """Reject a white-box audit of a method without gradients of the model's own weights."""
     if audit.white_box and method.name == "rgp":
         raise InputError(
             "audit.white_box=true needs gradients of the model's own weights, which method=rgp does"
@@ -269,7 +276,7 @@ def check_white_box(method: Method, audit: CanaryConfig) -> None:
 
 
 class TrainConfig(Root):
-    """A run, config.yaml in its folder."""
+    """Configuration of a run, config.yaml in its folder."""
 
     command_examples: ClassVar[tuple[str, ...]] = (
         "task=e2e model=gpt2 privacy.eps=3",
@@ -299,15 +306,15 @@ class TrainConfig(Root):
     eval: EvalConfig
     decode: DecodeConfig
     mechanism: AnyMechanism = Field(default_factory=DPSGDConfig)
-    """How draws and noise of a private run's steps hang together."""
+    """How the sampling and the noise of different steps are correlated in a private run."""
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
     tracking: AnyTracking = Field(default_factory=NoTracking)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
-    """How many processes take its steps."""
+    """Number of processes that take the training steps."""
     audit: CanaryConfig = Field(default_factory=CanaryConfig)
-    """Canaries among its records, for ``dpft audit``."""
+    """Canaries among the training records, for ``dpft audit``."""
     reference: tuple[Reference, ...] = ()
-    """Published results that the report sets beside the run's own."""
+    """Published results that the report shows next to the results of the run."""
     reference_maps: tuple[ReferenceMap, ...] = ()
     """Published heat maps. A report shows the cell with the settings of its run."""
 
@@ -330,12 +337,12 @@ class TrainConfig(Root):
 
 
 class TrainCommand(TrainConfig):
-    """``dpft train`` as it is called, conf/train.yaml."""
+    """Configuration of ``dpft train``, conf/train.yaml."""
 
     resume: str | None = None
-    """Folder of an interrupted run to resume; auto: the run in hydra.run.dir, or a new one."""
+    """Folder of an interrupted run to resume; auto: the run in hydra.run.dir, or else a new run."""
     launch: LaunchConfig = Field(default_factory=LaunchConfig)
-    """Whether its processes are started, too."""
+    """How the processes of the run are started."""
 
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
         *TrainConfig.cross_checks,
@@ -343,18 +350,18 @@ class TrainCommand(TrainConfig):
     )
 
     def settings(self) -> TrainConfig:
-        """Return the configuration that the run's folder keeps."""
+        """Return the configuration that is stored in the run's folder."""
         return TrainConfig(**values_of(self, TrainConfig))
 
 
 class PlanSettings(Section):
-    """What ``dpft plan`` does beyond arithmetic."""
+    """Settings of ``dpft plan`` for measurements and memory."""
 
     measure: bool = True
     """Measure the time of a step on synthetic micro-batches."""
     device_memory_gb: Positive | None = Field(default=None, examples=[80.0])
-    """What each process may hold, in 10^9 bytes, for the largest micro-batch; None: three
-    quarters of what the device of this machine has."""
+    """Memory per process for choosing the largest micro-batch, in 10^9 bytes (null: three quarters
+    of the memory of this machine's device)."""
 
 
 def _refuse_resume(resume: str | None) -> None:
@@ -368,11 +375,11 @@ def _refuse_resume(resume: str | None) -> None:
 
 
 class PlanConfig(TrainCommand):
-    """``dpft plan``, conf/plan.yaml, which takes all that train takes."""
+    """Configuration of ``dpft plan``, conf/plan.yaml, with all keys of train."""
 
     plan: PlanSettings = Field(default_factory=PlanSettings)
     output: Output = "table"
-    """table for people, or json: one object on stdout."""
+    """Output format: table for people, or json for one object on stdout."""
 
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = (
         *TrainCommand.cross_checks,
@@ -381,7 +388,7 @@ class PlanConfig(TrainCommand):
 
 
 class EvaluateConfig(Section):
-    """``dpft eval``, conf/eval.yaml."""
+    """Configuration of ``dpft eval``, conf/eval.yaml."""
 
     command_examples: ClassVar[tuple[str, ...]] = (
         "run=outputs/2026-01-31/12-00-00",
@@ -406,13 +413,13 @@ class EvaluateConfig(Section):
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
     train: DeviceConfig = Field(default_factory=DeviceConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
-    """How many processes share the records."""
+    """Number of processes that share the records."""
     run: str | None = None
-    """Folder of a run: its task, and its trained model."""
+    """Folder of a run, whose task and trained model are used."""
     predictions: str | None = None
     """File of outputs to score instead of a model."""
     output: Output = "table"
-    """table for people, or json: one object on stdout."""
+    """Output format: table for people, or json for one object on stdout."""
 
     def _check_fields(self) -> None:
         if self.parallel.name != "none" and self.predictions is not None:
@@ -437,7 +444,7 @@ class EvaluateConfig(Section):
 
 
 class ExportConfig(Section):
-    """``dpft export``, conf/export.yaml."""
+    """Configuration of ``dpft export``, conf/export.yaml."""
 
     command_examples: ClassVar[tuple[str, ...]] = (
         "run=outputs/2026-01-31/12-00-00 to=my-model",
@@ -448,25 +455,25 @@ class ExportConfig(Section):
     run: str = Field(examples=["outputs/2026-01-31/12-00-00"])
     """Folder of a run."""
     to: str | None = None
-    """Folder to write; null: ``export`` in the run's folder, or no folder with push_to_hub."""
+    """Folder to write (null: ``export`` in the run's folder, or no folder with push_to_hub)."""
     merge: bool = False
-    """Add LoRA's change to the base's weights and write one whole model."""
+    """Merge the LoRA adapter into the base weights, and write one whole model."""
     base_model: str | None = None
-    """Hub id of the base model, such as openai-community/gpt2; null: model.hub_name of the run. An
-    adapter needs it."""
+    """Hub id of the base model, such as openai-community/gpt2 (null: model.hub_name of the run).
+    Required for an adapter."""
     license: str | None = None
-    """License of the exported model, by the Hub's identifier, such as apache-2.0; null: the base
-    model's license."""
+    """License of the exported model as a Hub identifier, such as apache-2.0 (null: the base model's
+    license)."""
     push_to_hub: str | None = Field(default=None, examples=["USER/NAME"])
-    """Repository on the Hugging Face Hub to upload the export to; created if it does not exist."""
+    """Repository on the Hugging Face Hub for the export; created if it does not exist."""
     private: bool = True
-    """Create a private repository; false: a public one."""
+    """Create a private repository; false: a public repository."""
     dry_run: bool = False
-    """Print the files and the model card, and write and upload nothing."""
+    """Print the files and the model card without writing or uploading anything."""
 
 
 class GenerateConfig(Section):
-    """``dpft generate``, conf/generate.yaml."""
+    """Configuration of ``dpft generate``, conf/generate.yaml."""
 
     command_examples: ClassVar[tuple[str, ...]] = (
         "run=outputs/2026-01-31/12-00-00 prompts=prompts.jsonl",
@@ -487,24 +494,25 @@ class GenerateConfig(Section):
     task: AnyTask
     decode: DecodeConfig
     run: str = Field(examples=["outputs/2026-01-31/12-00-00"])
-    """Folder of a run: its task, and its trained model."""
+    """Folder of a run, whose task and trained model are used."""
     prompts: str | None = None
-    """File of rows in the task's own format, of which the prompt's columns are read. Of a corpus:
-    by span_corruption texts with gaps for the model to fill, each written ____ (four underscores or
-    more) in place of whole words; by prefix_lm beginnings of texts."""
+    """File of rows in the format of the task, from which the prompt columns are read. For a corpus
+    with span_corruption: texts with gaps to fill, each gap written as four or more underscores in
+    place of whole words. For a corpus with prefix_lm: beginnings of texts."""
     num: AtLeastOne | None = Field(default=None, examples=[1000])
-    """Records to write from nothing, by task.text, task.learn_prompt=true or a causal corpus."""
+    """Number of records to generate without prompts, for task.text, task.learn_prompt=true or a
+    causal corpus."""
     to: str | None = None
-    """File to write, .jsonl, .csv or .parquet; None: a new .jsonl in ``generated`` in the run's
-    folder."""
+    """File to write, .jsonl, .csv or .parquet (null: a new .jsonl file in ``generated`` in the
+    run's folder)."""
     retries: Count = 3
-    """How often a text that the task's template does not divide into columns is written anew."""
+    """Number of retries for a text that the task's template cannot parse into columns."""
     batch_size: AtLeastOne = 32
-    """How many of the longest prompts are read at once; of shorter ones as many as hold the same
-    tokens. Memory and speed only."""
+    """Batch size for the longest prompts; batches of shorter prompts contain the same number of
+    tokens. Affects only memory and speed."""
     train: DeviceConfig = Field(default_factory=DeviceConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
-    """How many processes share the prompts."""
+    """Number of processes that share the prompts."""
 
     def _check_fields(self) -> None:
         if (self.prompts is None) == (self.num is None):
@@ -527,7 +535,7 @@ class GenerateConfig(Section):
 
 
 class TokenizerCommand(Section):
-    """``dpft tokenizer``: a vocabulary of a task's training records, and what it costs."""
+    """Configuration of ``dpft tokenizer``, which makes a vocabulary from training records."""
 
     command_examples: ClassVar[tuple[str, ...]] = (
         "task=corpus task.data_dir=DATA privacy.eps=1 tokenizer.vocab_size=8000",
@@ -549,9 +557,9 @@ class TokenizerCommand(Section):
     tokenizer: TokenizerConfig
     privacy: HistogramPrivacy = Field(default_factory=HistogramPrivacy)
     resume: str | None = None
-    """Folder of a tokenizer's run, whose noisy histogram shall give another vocabulary."""
+    """Folder of a tokenizer run, from whose noisy histogram another vocabulary is made."""
     output: Output = "table"
-    """table for people, or json: one object on stdout."""
+    """Output format: table for people, or json for one object on stdout."""
 
     def _check_fields(self) -> None:
         check_complete(self.task)
@@ -575,4 +583,4 @@ class TokenizerCommand(Section):
 
 
 CHANGEABLE = ("resume", "output", *(f"tokenizer.{name}" for name in OF_PIECES))
-"""Keys that ``dpft tokenizer resume=RUN`` takes."""
+"""Keys that ``dpft tokenizer resume=RUN`` accepts."""

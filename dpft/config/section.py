@@ -16,27 +16,27 @@ from dpft.errors import Faults
 from dpft.strict_model import StrictModel, model_in
 
 ClassChoice = Callable[[Mapping[str, Any]], type["Section"]]
-"""From the values of a section, including ``name``, to its class."""
+"""Function from the values of a section, including ``name``, to the class of the section."""
 CrossCheck = tuple[tuple[str, ...], Callable[..., object]]
-"""Names of fields, and the function that rejects their values, which it takes in this order."""
+"""Names of fields, and a function that takes their values in this order and may reject them."""
 
 
 class Section(StrictModel):
-    """A section of a configuration, or the root of one."""
+    """Section of a configuration, or the root of a configuration."""
 
     command_examples: ClassVar[tuple[str, ...]] = ()
-    """Of a command with many keys: the commands at the start of its help."""
+    """Example commands at the start of the help, for a command with many keys."""
     main_keys: ClassVar[tuple[str, ...]] = ()
-    """The groups and keys that its help explains; ``--help all`` explains all."""
+    """Groups and keys that the help of the command explains; ``--help all`` explains all."""
 
 
 class Root(Section):
-    """The root of a configuration, with checks that concern several of its sections."""
+    """Root of a configuration, with checks that involve several of its sections."""
 
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = ()
 
     def _check_fields(self) -> None:
-        """Make all checks.
+        """Run all cross-checks.
 
         Raises:
             InputError: The messages of all checks that failed.
@@ -49,12 +49,12 @@ class Root(Section):
 
 
 def by_name(choose: Callable[[str], type[Section]]) -> ClassChoice:
-    """Return the function that chooses a class by the ``name`` among its values."""
+    """Return the function that chooses a class by the key ``name`` of the values."""
     return lambda values: choose(values["name"])
 
 
 class ChosenBy:
-    """Annotates a field whose class depends on its values: ``Annotated[Task, ChosenBy(f)]``."""
+    """Annotation of a field whose class depends on its values: ``Annotated[Task, ChosenBy(f)]``."""
 
     def __init__(self, choose: ClassChoice) -> None:
         self.choose = choose
@@ -62,7 +62,7 @@ class ChosenBy:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        """Return the schema by which pydantic validates and writes the field."""
+        """Return the schema with which pydantic validates and serializes the field."""
         return core_schema.no_info_wrap_validator_function(
             self._validated,
             handler(source),
@@ -81,7 +81,7 @@ class ChosenBy:
 
 
 def section_class(field: FieldInfo, values: Any) -> type[BaseModel] | None:
-    """Return the class of a section, which may depend on its values; None for a single value."""
+    """Return the class of a section, which may depend on its values, or None for a single value."""
     chosen = [annotation for annotation in field.metadata if isinstance(annotation, ChosenBy)]
     if chosen and isinstance(values, Mapping) and isinstance(values.get("name"), str):
         return chosen[0].choose(values)

@@ -1,7 +1,7 @@
-"""The configuration of ``dpft tune``: a training run, a search space and how the best is chosen.
+"""Configuration of ``dpft tune``: a training run, a search space and the choice of the best trial.
 
-What would void the bound is rejected here, before anything is read: scores of private records,
-settings that choose the data or the guarantee, and noise that is not calibrated.
+Settings that would invalidate the bound are rejected here, before any record is read: scores of
+private records, keys that choose the data or the guarantee, and noise that is not calibrated.
 """
 
 import itertools
@@ -25,22 +25,23 @@ from dpft.tasks.base import Task
 from dpft.training.trackers import TrackingConfig
 
 SECTIONS = ("train", "method", "optimizer", "scheduler", "model")
-"""Sections whose keys a trial may draw; of privacy only the keys of ``CLIPPING``."""
+"""Sections whose keys a trial may set. From privacy, a trial may set only the keys of
+``CLIPPING``."""
 CLIPPING = ("privacy.max_grad_norm", "privacy.clipping", "privacy.groups")
 TOKENIZER_KEYS = ("model.tokenizer", "model.tokenizer_is_public")
 MOST_SETTINGS = 10_000
 
 
 class SearchSpace(Section):
-    """What trials draw from, ``conf/tuning/<name>.yaml``."""
+    """Search space of the trials, ``conf/tuning/<name>.yaml``."""
 
     name: str
-    """Which search space; chosen by tuning=NAME."""
+    """Name of the search space, chosen by tuning=NAME."""
     space: dict[str, Any]
-    """Key to the list of values it may have, nested as the keys are."""
+    """Possible values of each key, as a list; nested like the keys of the configuration."""
 
     def values(self) -> dict[str, list[Any]]:
-        """Return the space with dotted keys."""
+        """Return the search space with dotted keys."""
         space = leaves(self.space)
         for key, values in space.items():
             if key.partition(".")[0] not in SECTIONS and key not in CLIPPING:
@@ -68,7 +69,7 @@ class SearchSpace(Section):
         return space
 
     def settings(self) -> list[dict[str, Any]]:
-        """Return every setting that a trial may draw."""
+        """Return all settings that a trial may use."""
         space = self.values()
         num_settings = math.prod(map(len, space.values()))
         if not space or num_settings > MOST_SETTINGS:
@@ -84,14 +85,16 @@ class SearchSpace(Section):
 
 
 class TuneSettings(Section):
-    """How many trials are drawn, and by what the best is chosen."""
+    """Number of trials, and the metric that chooses the best trial."""
 
     eta: float = 0.0
-    """Shape of the number of trials: 0 logarithmic, 1 geometric; above -1. More costs more."""
+    """Shape of the distribution of the number of trials, above -1: 0 is logarithmic, 1 is
+    geometric. A larger value costs more privacy."""
     gamma: float = 0.025
-    """Scale of the number of trials, in (0, 1): smaller means more of them."""
+    """Scale of the distribution of the number of trials, in (0, 1): a smaller value means more
+    trials."""
     metric: str | None = None
-    """Key of metrics.json; null takes the task's first metric."""
+    """Key of metrics.json that chooses the best trial (null: the task's first metric)."""
 
     @property
     def count(self) -> TrialCount:
@@ -190,7 +193,7 @@ def _check_steps(mechanism: MechanismConfig) -> None:
 
 
 class TuneCommand(TrainCommand):
-    """``dpft tune``, conf/tune.yaml, which takes all that train takes."""
+    """Configuration of ``dpft tune``, conf/tune.yaml, with all keys of train."""
 
     command_examples: ClassVar[tuple[str, ...]] = (
         "task=e2e model=gpt2 privacy.eps=3",
@@ -213,7 +216,7 @@ class TuneCommand(TrainCommand):
 
 
 def with_setting(config: TrainConfig, setting: Mapping[str, Any]) -> TrainConfig:
-    """Return a configuration with some of its keys set."""
+    """Return a configuration with some keys set to the values of a trial."""
     if "train.epochs" in setting and config.train.steps is not None:
         raise InputError(
             f"tuning.space draws train.epochs, which has no effect with"

@@ -1,4 +1,4 @@
-"""Translate pydantic's validation errors into sentences that name the key and a fix."""
+"""Translation of pydantic's validation errors into messages that name the key and a fix."""
 
 import difflib
 import json
@@ -24,19 +24,19 @@ BOUNDS = {
     "multiple_of": "a multiple of {multiple_of}",
     "finite_number": "a finite number",
 }
-"""Kinds of pydantic's errors, and what must be there."""
+"""Types of pydantic errors, and descriptions of the valid values."""
 
 
 def faults_of(
     error: ValidationError, kind: type[BaseModel], values: Any, known_keys: Iterable[str] = ()
 ) -> Iterator[Fault]:
-    """Yield what is wrong with each key that pydantic rejects, and a fix.
+    """Yield a fault for each key that pydantic rejects, with a fix.
 
     Args:
-        error: The error that validation of ``values`` raised.
-        kind: The model.
+        error: The error that the validation of ``values`` raised.
+        kind: The model class.
         values: The rejected values, as plain dicts and lists.
-        known_keys: Dotted keys to suggest for an unknown one.
+        known_keys: Dotted keys to suggest for an unknown key.
     """
     rejected = set()
     for entry in error.errors(include_url=False):
@@ -48,7 +48,7 @@ def faults_of(
             continue
         path = _path(entry, values)
         key = ".".join(path).replace(".[", "[")
-        if key not in rejected:  # pydantic lists each type of a union
+        if key not in rejected:  # pydantic lists an error for each type of a union
             rejected.add(key)
             yield _fault(entry, key, field_at(kind, path, values), known_keys)
 
@@ -83,11 +83,11 @@ def _fault(
 
 DOUBLE_QUOTE = '"'
 LONGEST = 60
-"""Characters of a rejected value that a message shows."""
+"""Number of characters of a rejected value that a message shows."""
 
 
 def _example(field: FieldInfo | None, value: Any) -> str | None:
-    """Return a valid value: the choice that is spelled most alike, an example, or the default."""
+    """Return a valid value: the choice spelled most alike, an example, or the default."""
     if field is None:
         return None
     choices = [
@@ -106,7 +106,7 @@ def _example(field: FieldInfo | None, value: Any) -> str | None:
 
 
 def _path(entry: ErrorDetails, values: Any) -> list[str]:
-    """Return the keys and indices of an error, without pydantic's names of types in a union."""
+    """Return the keys and indices of an error, without pydantic's names of union types."""
     path: list[str] = []
     for part in entry["loc"]:
         if isinstance(values, Mapping) and part in values:
@@ -119,7 +119,7 @@ def _path(entry: ErrorDetails, values: Any) -> list[str]:
 
 
 def field_at(kind: type[BaseModel] | None, path: Sequence[str], values: Any) -> FieldInfo | None:
-    """Return the field that a path of keys leads to, or None if it leads into a list or mapping."""
+    """Return the field at a path of keys, or None if the path leads into a list or mapping."""
     field = None
     for part in path:
         fields = (

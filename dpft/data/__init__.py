@@ -1,1 +1,1 @@
-"""Data: from a source to rows, from rows to token ids, from token ids to tensors."""
+"""Data pipeline from a source to rows, from rows to token ids, and from token ids to tensors."""

@@ -1,14 +1,16 @@
-"""Collate rows into tensors, and split a logical batch into micro-batches.
+"""Collation of rows into tensors, and division of a logical batch into micro-batches.
 
-A row is what an encoding makes of a record; only its `Layout` looks into it, so that what trains,
-checks and plans knows no kind of it. `TextLayout` is here, images' in ``images``. Position
-ids are always expanded to (b, t): a model left to make its own broadcasts one row of them over the
-batch (GPT-2, BERT), and then its position embedding has no per-example gradient.
+An encoding converts a record to a row. Only a `Layout` reads the content of a row, so training,
+checks and planning do not depend on the kind of row. `TextLayout` is in this module, the layout of
+images in ``images``. Position ids are always expanded to (b, t). A model that creates its own
+position ids broadcasts one row of them over the batch (GPT-2, BERT). Its position embedding then
+has no per-example gradient.
 
-A `RowView` makes what a model reads of a row, again each time: it depends only on the row and on
-secret bits of the step, so that what one record becomes does not depend on the others of its batch
-(docs/dev/design.md, rule 3). `micro_batches` is about speed and memory only: the clipped sum is the
-same however a logical batch is cut, because clipping is per unit and no unit is cut in two.
+A `RowView` computes the model's input from a row, again each time the row is used. The input
+depends only on the row and on secret bits of the step. The input from one record therefore does not
+depend on the other records of the batch (docs/dev/design.md, rule 3). `micro_batches` affects only
+speed and memory. The clipped sum is the same for every division of a logical batch, because
+clipping is per unit and no unit is divided.
 
 Shapes: b examples, t tokens of the longest example, k label words or outputs of a classifier.
 """
@@ -46,7 +48,7 @@ from dpft.parallel.ranks import EVERYTHING, RankShare
 
 @dataclass(frozen=True)
 class _Place:
-    """Where in a target a token begins."""
+    """Position in a target at which a token begins."""
 
     stretch: int = 0
     in_string: bool = False
@@ -62,15 +64,16 @@ class _Place:
 
 @dataclass(frozen=True, kw_only=True)
 class JsonWeights:
-    r"""What each token of a target that is JSON counts in its row's loss: public, by stretches.
+    r"""Public loss weights of the tokens of a JSON target, one weight per segment.
 
-    A comma or a colon outside of strings begins a stretch, so that a name, and each value, is one:
+    A comma or colon outside of strings begins a segment, so each name and each value is one
+    segment:
 
         "age" | :42 | ,"note" | :"says \"no\""}     or, without names,     42 | ,"says \"no\""]
 
-    A token counts as the stretch of its first letter does; those of later stretches, and of the
-    end, count 1. What a row's tokens count follows from that row's tokens alone, and its loss is
-    still one number, so that clipping is what it was.
+    A token has the weight of the segment of its first character. Tokens of segments beyond
+    ``weights``, and the end-of-text token, have weight 1. The weights of a row depend only on the
+    tokens of that row, and its loss is still one number, so clipping is unchanged.
     """
 
     weights: tuple[float, ...]
@@ -80,10 +83,10 @@ class JsonWeights:
     )
 
     def of(self, labels: Sequence[int]) -> list[float]:
-        """Return the weight of each token of a row: 0 if the token has no loss.
+        """Return the weight of each token of a row, which is 0 if the token has no loss.
 
         Args:
-            labels: Token ids of the target, -100 before and behind it.
+            labels: Token ids of the target, with -100 before and after it.
         """
         token_weights, place = [], _Place()
         for token in labels:
@@ -95,7 +98,7 @@ class JsonWeights:
         return token_weights
 
     def _step(self, place: _Place, token: int) -> tuple[int, _Place]:
-        """Return the stretch of a token that begins at a place, and where the next one begins."""
+        """Return the segment of a token that begins at ``place``, and the place after the token."""
         step = self._steps.get((place, token))
         if step is None:
             if token == self.tokenizer.eos_token_id:
@@ -110,57 +113,57 @@ class JsonWeights:
 
 
 Bits = Callable[[int], bytes]
-"""Returns as many random bytes as it is asked for, once for each view."""
+"""Function that returns the requested number of random bytes; called once for each view."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """Inputs and labels of some examples.
 
-    A batch is a pytree whose leaves are its row tensors, so that a subset of its rows is
-    ``tree_map(lambda tensor: tensor[index], batch)``. ``words`` and the other fields without rows
-    are part of the tree's structure.
+    A batch is a pytree whose leaves are its row tensors. ``tree_map(lambda tensor: tensor[index],
+    batch)`` selects a subset of its rows. ``words`` and the other fields without rows are part of
+    the structure of the tree.
     """
 
     inputs: Mapping[str, Tensor]
     """Keyword arguments of the model: ``input_ids`` and others, each of shape (b, t) and int64; or
     ``pixel_values``, shape (b, channels, height, width), float32."""
     labels: Tensor
-    """For texts: token ids, -100 where no loss is, shape (b, t). Else: probabilities of the label
-    words or classes, or the score, shape (b, k), float32."""
+    """For texts: token ids, with -100 for tokens without a loss, shape (b, t). Otherwise:
+    probabilities of the label words or classes, or the score, shape (b, k), float32."""
     kind: str = CAUSAL
-    """Kind of model it is for."""
+    """Kind of the model that the batch is for."""
     answer: str = TEXT
-    """What the labels are: a text, a label word, a class, a score or attributes."""
+    """Kind of the labels: a text, a label word, a class, a score or attributes."""
     positions: Tensor | None = None
-    """Where the label word is predicted, shape (b,), int64."""
+    """Position at which the label word is predicted, shape (b,), int64."""
     words: Tensor | None = None
     """Token ids of the label words, shape (k,), int64."""
     weights: Tensor | None = None
-    """What each example's loss is multiplied with, shape (b,), float32; None: 1. 0 for a filler
-    row (``is_filler``)."""
+    """Factor of each example's loss, shape (b,), float32; None: 1. A filler row (``is_filler``) has
+    the factor 0."""
     token_weights: Tensor | None = None
-    """What each label counts in the mean of its example's losses, shape (b, t), float32, 0 where no
-    loss is; None: all alike."""
+    """Weight of each label in the mean of its example's token losses, shape (b, t), float32, 0 for
+    tokens without a loss; None: equal weights."""
     references: Tensor | None = None
     """Log-probability of each answer under the reference model, shape (b,), float32, for
     ``pair_loss``."""
     pair_loss: PreferenceLoss | None = None
-    """The loss of each two rows, a chosen and a rejected answer; None: each row has its own."""
+    """Loss of each two rows, a chosen and a rejected answer; None: each row has its own loss."""
     rows_per_unit: int = 1
-    """Rows of each privacy unit. The rows of a unit are contiguous."""
+    """Number of rows of each privacy unit. The rows of a unit are contiguous."""
     is_padded: bool = False
-    """Whether some text that is read is shorter than the longest, as its attention mask says."""
+    """Whether some input text is shorter than the longest, so that its attention mask has zeros."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def is_filler(self) -> Tensor | None:
-        """Whether each row is a filler row, shape (b,), bool; None if no row is.
+        """Mask of the filler rows, shape (b,), bool; None if no row is a filler row.
 
-        A filler row gives its unit as many rows as the other units have. It repeats another row of
-        the unit with weight 0, so that it adds nothing to the unit's gradient.
+        Filler rows give a unit as many rows as the other units have. A filler row repeats another
+        row of the unit with weight 0, so it adds nothing to the gradient of the unit.
         """
         return None if self.rows_per_unit == 1 or self.weights is None else self.weights == 0
 
@@ -189,7 +192,7 @@ _Structure = tuple[tuple[str, ...], dict[str, Any]]
 
 
 def _row_tensors(batch: Batch) -> tuple[dict[str, Any], _Structure]:
-    """Return the fields that hold row tensors, and the structure that they are put into."""
+    """Return the fields that contain row tensors, and the structure that surrounds them."""
     optional = {name: getattr(batch, name) for name in OPTIONAL_ROWS}
     rows = {"inputs": dict(batch.inputs), "labels": batch.labels} | {
         # The pytree module treats None as a leaf.
@@ -218,57 +221,58 @@ pytree.register_pytree_node(Batch, _flatten, _unflatten, flatten_with_keys_fn=_f
 
 @dataclass(frozen=True, kw_only=True)
 class Layout(ABC):
-    """How rows lie in a batch; public configuration."""
+    """Layout of rows in a batch; public configuration."""
 
     kind: str = CAUSAL
-    """Kind of model."""
+    """Kind of the model."""
     answer: str = TEXT
-    """As ``Batch.answer``."""
+    """See ``Batch.answer``."""
     outputs: int = 1
-    """Numbers a classifier gives."""
+    """Number of outputs of a classifier."""
     pad_to_multiple_of: int = 1
-    """Lengths of batches are multiples of it, but for the longest there may be; changes no loss."""
+    """Batch lengths are multiples of this number, up to the longest allowed length; changes no
+    loss."""
 
     rows_per_record: ClassVar[int] = 1
-    """Rows of a batch that a record becomes; they are contiguous."""
+    """Number of batch rows that a record becomes; these rows are contiguous."""
 
     @abstractmethod
     def length(self, row: Any) -> int:
-        """Return a row's length, by which rows are sorted: of a text, the tokens that it reads."""
+        """Return a row's length, by which rows are sorted; for a text, its input tokens."""
 
     @abstractmethod
     def longest(self, rows: Sequence[Any]) -> int:
-        """Return the length of the longest row, of what is read or what is written."""
+        """Return the length of the longest row, of its input or its target."""
 
     @abstractmethod
     def padded_length(self, longest: int) -> int:
-        """Return the length of a batch whose longest row has the length ``longest``."""
+        """Return the length of a batch whose longest row has length ``longest``."""
 
     @abstractmethod
     def cost(self, row: Any) -> int:
-        """Return the length of all that a model computes for a row."""
+        """Return the total length that a model computes for a row."""
 
     @abstractmethod
     def collate(self, rows: Sequence[Any]) -> Batch:
         """Return the rows as one batch."""
 
     def for_training(self, *, multiple: int, longest: int) -> Self:
-        """Return it as training has it, which may pad to a multiple, at most to ``longest``."""
+        """Return the layout for training, which may pad to a multiple, at most to ``longest``."""
         return self
 
     def unpadded(self) -> Self:
-        """Return it without padding beyond a batch's longest row."""
+        """Return the layout without padding beyond the longest row of a batch."""
         return replace(self, pad_to_multiple_of=1)
 
     @abstractmethod
     def synthetic(
         self, model: nn.Module, count: int, longest: int, *, ragged: bool = True
     ) -> Sequence[Any]:
-        """Return random rows, the same ones every time, to try a model on before any record is."""
+        """Return random rows, the same on every call, to test a model before it reads a record."""
 
 
 class EncodedRows(LazySequence[Any]):
-    """Rows in order, each made when it is asked for."""
+    """A sequence of encoded rows, each created on access."""
 
     @property
     @abstractmethod
@@ -278,51 +282,51 @@ class EncodedRows(LazySequence[Any]):
     @property
     @abstractmethod
     def truncated(self) -> NDArray[np.bool_]:
-        """Whether a part of each row's record had no room; private."""
+        """Whether a part of each row's record did not fit; private."""
 
     @property
     def unreadable(self) -> list[str]:
-        """Name of the records that could not be read, and so have nothing to learn; private."""
+        """Names of the records that could not be read, which have nothing to learn; private."""
         return []
 
     @property
     def converted(self) -> int:
-        """How many records had another form than the model's, such as gray images; private."""
+        """Number of records converted to the form of the model, such as gray images; private."""
         return 0
 
     @abstractmethod
     def only(self, places: NDArray[np.bool_]) -> Self:
-        """Return the rows at the places that are True."""
+        """Return the rows at the positions that are True."""
 
     @abstractmethod
     def add(self, rows: Self) -> None:
-        """Add others at the end."""
+        """Append other rows."""
 
     @abstractmethod
     def content(self) -> Iterator[bytes]:
-        """Yield all that the rows hold, in their order and in a form of one meaning."""
+        """Yield the whole content of the rows in order, in an unambiguous form."""
 
 
 class ViewBits(Protocol):
-    """Where the bits of views come from."""
+    """Source of the random bits of views."""
 
     def bits(self, step: int, record: int, size: int) -> bytes:
         """Return random bytes for the view of a record at a step, both counted from 0."""
 
 
 class RowView(ABC):
-    """Makes what a model reads of a row."""
+    """View of a row: a function that computes the model's input from the row."""
 
     @abstractmethod
     def __call__(self, row: Any, bits: Bits) -> Any:
-        """Return the row as it is read this time."""
+        """Return the row as the model reads it this time."""
 
 
 class ViewedRows(LazySequence[Any]):
-    """Rows as they are read at one step."""
+    """Rows as the model reads them at one step."""
 
     def __init__(self, rows: Sequence[Any], view: RowView, source: ViewBits, step: int) -> None:
-        """View ``rows`` by what ``source`` draws for ``step``."""
+        """Apply ``view`` to ``rows`` with the bits that ``source`` draws for ``step``."""
         self._rows, self._view, self._source, self._step = rows, view, source, step
 
     def __len__(self) -> int:
@@ -335,34 +339,35 @@ class ViewedRows(LazySequence[Any]):
 
 @dataclass(frozen=True, kw_only=True)
 class TextLayout(Layout):
-    """How rows of tokens lie in a batch; public configuration."""
+    """Layout of rows of tokens in a batch; public configuration."""
 
     pad_token_id: int = 0
-    """Written into padding; attention never sees it."""
+    """Token id of padding, which attention never reads."""
     takes_position_ids: bool = True
-    """Whether the model is given position ids; some count them by themselves, row by row."""
+    """Whether the model receives position ids; some models count the positions of each row
+    themselves."""
     takes_token_types: bool = True
-    """Whether the model is told which sentence a token is of, where the rows say so."""
+    """Whether the model receives the sentence that each token belongs to, if the rows have it."""
     decoder_start_token_id: int = 0
-    """For seq2seq models: what their answer begins with."""
+    """First decoder token of seq2seq models."""
     words: tuple[int, ...] = ()
     """Token ids of the label words."""
     max_length: int | None = None
-    """Tokens to which a batch is padded at most, as no row is longer; None: no bound."""
+    """Maximum length to which a batch is padded, because no row is longer; None: no limit."""
     token_weights: JsonWeights | None = None
-    """What the tokens of a text count in its loss; None: all alike."""
+    """Weights of the tokens of a text in its loss; None: equal weights."""
 
     def length(self, row: TokenizedExample) -> int:
         """See ``Layout.length``."""
         return len(row.input_ids)
 
     def cost(self, row: TokenizedExample) -> int:
-        """See ``Layout.cost``: a decoder reads its target apart."""
+        """See ``Layout.cost``; the decoder of a seq2seq model reads its target separately."""
         apart = len(row.labels) if (self.kind, self.answer) == (SEQ2SEQ, TEXT) else 0
         return len(row.input_ids) + apart
 
     def longest(self, rows: Sequence[TokenizedExample]) -> int:
-        """Return the tokens of the longest row, the longer of what is read and what is written."""
+        """Return the number of tokens of the longest row, of its input or its separate target."""
         writes_apart = self.kind == SEQ2SEQ and self.answer == TEXT
         written = [len(row.labels) for row in rows] if writes_apart else []
         return max([len(row.input_ids) for row in rows] + written)
@@ -381,7 +386,7 @@ class TextLayout(Layout):
     def synthetic(
         self, model: Any, count: int, longest: int, *, ragged: bool = True
     ) -> Sequence[TokenizedExample]:
-        """See ``Layout.synthetic``: random tokens of the model's vocabulary, and random labels."""
+        """See ``Layout.synthetic``; random tokens of the model's vocabulary, and random labels."""
         size = model.config.get_text_config().vocab_size
         return synthetic_rows(self, count, longest, vocab_size=size, ragged=ragged)
 
@@ -410,7 +415,7 @@ class TextLayout(Layout):
         )
         if self.kind == CLASSIFIER:
             return batch
-        # Where, and among which words, the answer is.
+        # Add the position of the answer, and the words to choose from.
         inputs = dict(batch.inputs)
         positions = torch.tensor([row.answer or 0 for row in rows])
         if self.kind == SEQ2SEQ:
@@ -435,7 +440,7 @@ class TextLayout(Layout):
     def _text(
         self, rows: Sequence[TokenizedExample], longest: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the labels of texts, and what a decoder reads: the labels, one step late."""
+        """Return the labels of texts, and the decoder input: the labels shifted by one position."""
         targets = [[int(label) for label in row.labels] for row in rows]
         if self.kind != SEQ2SEQ:
             return _padded(targets, longest, IGNORED_LABEL), {}
@@ -446,17 +451,17 @@ class TextLayout(Layout):
 
 
 def _padded(rows: Sequence[list[int]], length: int, value: int) -> Tensor:
-    """Return the rows as one int64 tensor, shape (b, length), filled up with the value."""
+    """Return the rows as one int64 tensor, shape (b, length), padded with ``value``."""
     return torch.tensor([row + [value] * (length - len(row)) for row in rows])
 
 
 def synthetic_rows(
     layout: TextLayout, count: int, longest: int, *, vocab_size: int, ragged: bool = True
 ) -> list[TokenizedExample]:
-    """Return ``count`` random rows of ``longest`` tokens, the same ones every time.
+    """Return ``count`` random rows of at most ``longest`` tokens, the same on every call.
 
-    A model is tried on them before any record is touched: they need no tokenizer, and hold nothing
-    of the data but the layout.
+    A model is tested with these rows before it reads any record. The rows need no tokenizer, and
+    depend on the data only through the layout. If ``ragged``, the rows have different lengths.
     """
     generator = torch.Generator().manual_seed(0)
     rows = []
@@ -466,7 +471,7 @@ def synthetic_rows(
         ids = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
         ids = [token if token != layout.pad_token_id else (token + 1) % vocab_size for token in ids]
         row = _row(layout, ids, generator)
-        if layout.kind == CLASSIFIER and layout.takes_token_types:  # of two sentences
+        if layout.kind == CLASSIFIER and layout.takes_token_types:  # two sentences
             first = len(row.input_ids) // 2
             types = [0] * first + [1] * (len(row.input_ids) - first)
             row = replace(row, token_type_ids=types)
@@ -499,23 +504,24 @@ def micro_batches(
     units: Sequence[Sequence[int]] | None = None,
     share: RankShare = EVERYTHING,
 ) -> Iterator[Batch]:
-    """Yield the drawn examples, sorted so that little is padding.
+    """Yield the drawn examples as micro-batches, sorted to reduce padding.
 
-    Each unit of a piece has as many rows as the largest one, by filler rows (``Batch.is_filler``).
-    Units are sorted by their number of rows and then by length, the largest first.
+    Filler rows (``Batch.is_filler``) give each unit of a micro-batch as many rows as its largest
+    unit. Units are sorted by their number of rows and then by length, in descending order.
 
     Args:
         examples: The data set.
-        indices: The logical batch, positions in ``units`` or, without them, in ``examples``; may
-            be empty, then nothing is yielded. Private: it is never kept.
-        micro_batch_size: Most rows in one piece, filler rows included; pieces may hold fewer. At
-            least the size of the largest unit.
-        layout: How rows lie in a batch, and to what length they are padded.
-        micro_batch_tokens: Most rows times tokens of a padded row in one piece, beside the most
-            examples; at least those of the largest unit at its longest. None: no bound.
-        units: Positions in ``examples`` of each privacy unit's records; a unit without any adds
-            nothing. None: each example is a unit of its own.
-        share: Of the pieces, dealt by their padded tokens, which are yielded.
+        indices: The logical batch: positions in ``units`` or, without ``units``, in ``examples``.
+            If the batch is empty, nothing is yielded. Private: the indices are never stored.
+        micro_batch_size: Maximum number of rows in a micro-batch, including filler rows; a
+            micro-batch may have fewer. Must be at least the size of the largest unit.
+        layout: Layout of rows in a batch, which also determines the padded length.
+        micro_batch_tokens: Maximum number of rows times tokens of a padded row in a micro-batch, in
+            addition to ``micro_batch_size``. Must be at least that number for the largest unit at
+            its longest. None: no limit.
+        units: Positions in ``examples`` of each privacy unit's records; a unit without records adds
+            nothing. None: each example is a unit.
+        share: Share of the micro-batches to yield, which are distributed by their padded tokens.
     """
     if units is None:
         drawn = [[examples[int(index)]] for index in indices]
@@ -534,14 +540,15 @@ def micro_batches(
 
 
 def collated_units(units: Sequence[Sequence[Any]], layout: Layout) -> Batch:
-    """Return the rows of privacy units as one batch, each unit filled up to the largest one.
+    """Return the rows of privacy units as one batch, with filler rows in smaller units.
 
     Args:
-        units: The rows of each unit, at least one.
-        layout: How rows lie in a batch.
+        units: Rows of each unit, at least one.
+        layout: Layout of rows in a batch.
 
     Returns:
-        ``len(units) * rows_per_unit`` rows, those of a unit contiguous and its filler rows last.
+        Batch of ``len(units) * rows_per_unit`` rows. The rows of a unit are contiguous, and its
+        filler rows come last.
     """
     rows, each = layout.collate([row for unit in units for row in unit]), layout.rows_per_record
     counts, most = [len(unit) for unit in units], max(map(len, units))
@@ -565,7 +572,7 @@ def collated_units(units: Sequence[Sequence[Any]], layout: Layout) -> Batch:
 
 
 def _tokens(piece: Sequence[list[Any]], layout: Layout) -> int:
-    """Return the tokens of a piece, each row padded to the longest, filler rows included."""
+    """Return the number of tokens of a micro-batch, including padding and filler rows."""
     rows = [row for unit in piece for row in unit]
     records = len(piece) * max(map(len, piece))
     return records * layout.rows_per_record * layout.padded_length(layout.longest(rows))
@@ -576,7 +583,7 @@ def _pieces(
     longest_of: Callable[[Sequence[Any]], int],
     fits: Callable[[int, int], bool],
 ) -> Iterator[list[list[Any]]]:
-    """Yield the units in their order, as many at once as fit by rows and longest row."""
+    """Yield the units in order, in pieces of as many units as fit by rows and longest row."""
     piece: list[list[Any]] = []
     most = longest = 0
     for unit in units:

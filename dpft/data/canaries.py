@@ -1,10 +1,10 @@
-"""Canaries: random records inserted into the training records, for which audits search the model.
+"""Canaries: random records among the training records, for which audits search the model.
 
-`CanaryConfig` is the section ``audit`` of ``dpft train``. Those of an audit in one run (Steinke,
-Nasr and Jagielski 2023) are each included by a coin of their own. Those of the secret sharer
-(Carlini et al. 2019; Li et al. 2022, Appendix M) are repeated a number of times, or left out for
-comparison. Words and coins come of one secret key by SHAKE-256, so whoever sees every canary and
-any number of coins can tell nothing of another coin.
+`CanaryConfig` is the section ``audit`` of ``dpft train``. In an audit in one run (Steinke, Nasr and
+Jagielski 2023), a separate secret coin decides whether each canary is included. The canaries of the
+secret sharer (Carlini et al. 2019; Li et al. 2022, Appendix M) are repeated a number of times, or
+excluded for comparison. SHAKE-256 derives words and coins from one secret key. All canaries and any
+number of coins therefore reveal nothing about another coin.
 """
 
 import hashlib
@@ -36,33 +36,37 @@ if TYPE_CHECKING:
 
 
 FEWEST_SUFFIXES, MOST_SUFFIXES = 20, 10**7
-"""Of how many ``audit=exposure`` can fit a distribution, and rank one among all."""
+"""Minimum number of suffixes to which ``audit=exposure`` can fit a distribution, and maximum number
+among which it can rank a suffix."""
 
 
 class CanaryConfig(Section):
-    """Records that nobody gave, by which ``dpft audit`` tells what a model keeps of its records."""
+    """Artificial records with which ``dpft audit`` measures what a model retains of its records."""
 
     canaries: Count = 0
-    """Canaries that a secret coin each puts among the records, for audit=one_run; all of them count
-    in the number of examples."""
+    """Number of canaries for audit=one_run. A secret coin decides whether each canary is inserted;
+    all of them count in the number of examples."""
     outnumber: bool = False
-    """Allow more canaries than there are examples, in a run that is for its audit alone."""
+    """Allow more canaries than examples, in a run that is only for its audit."""
     canary_words: Annotated[int, Field(ge=2)] = 16
-    """Words of each, drawn from the tokenizer's vocabulary; half of them are read, half learned."""
+    """Number of words of each canary, drawn from the tokenizer's vocabulary. Half of the words are
+    input, the other half are learned."""
     white_box: bool = False
-    """Hold each step's noisy gradient against every canary's own, for a stronger audit=one_run;
-    each step costs another pass over the canaries, and the method must train the embeddings."""
+    """Compare each step's noisy gradient with the gradient of every canary, for a stronger
+    audit=one_run. Each step needs another pass over the canaries, and the method must train the
+    embeddings."""
     exposure_canaries: Count = 0
-    """Canaries of each number of repetitions, and as many that are left out, for
-    audit=exposure."""
+    """Number of canaries for audit=exposure, for each number of repetitions. The same number of
+    canaries is not inserted, for comparison."""
     repetitions: tuple[AtLeastOne, ...] = (1, 10, 100)
-    """How often each of those is among the records; with privacy.unit all of one are one unit's."""
+    """Numbers of copies of an exposure canary among the records. With privacy.unit, all copies
+    belong to one unit."""
     vocabulary: Annotated[int, Field(ge=2)] = 10
-    """Words from which those are made, chosen by ``seed``."""
+    """Number of words from which exposure canaries are made, selected by audit.seed."""
     suffix_words: AtLeastOne = 5
-    """Words that are to be extracted of each."""
+    """Number of words of each exposure canary that the audit tries to extract."""
     seed: Count = 0
-    """Public; chooses the vocabulary."""
+    """Public seed that selects the vocabulary of exposure canaries."""
 
     def _check_fields(self) -> None:
         if not self.repetitions or len(set(self.repetitions)) < len(self.repetitions):
@@ -81,14 +85,14 @@ class CanaryConfig(Section):
 
     @property
     def wanted(self) -> bool:
-        """Whether there are any."""
+        """Whether the configuration asks for any canaries."""
         return bool(self.canaries or self.exposure_canaries)
 
     def check_suffixes(self) -> None:
         """Reject canaries if ``audit=exposure`` could not compute their exposure.
 
         Raises:
-            InputError: There are too few suffixes to fit a distribution to, or too many to rank.
+            InputError: There are too few suffixes to fit a distribution, or too many to rank.
         """
         suffixes = self.vocabulary**self.suffix_words
         if self.exposure_canaries and not FEWEST_SUFFIXES <= suffixes <= MOST_SUFFIXES:
@@ -102,15 +106,16 @@ class CanaryConfig(Section):
             )
 
     def added(self, *, units: bool) -> int:
-        """Return by how much canaries raise the public number of examples, or of units.
+        """Return the number that canaries add to the public number of examples, or of units.
 
-        Every canary with a coin counts, whatever its coin says: the number tells of none.
+        Every canary with a coin counts, whether or not it is inserted, so the number reveals no
+        coin.
         """
         copies = len(self.repetitions) if units else sum(self.repetitions)
         return self.canaries + self.exposure_canaries * copies
 
     def count(self, num_examples: int, *, units: bool) -> int:
-        """Return the same number after comparing it with the number of examples, or units.
+        """Return ``added`` after comparing it with the number of examples, or of units.
 
         Raises:
             InputError: There would be more canaries than examples.
@@ -130,33 +135,33 @@ class CanaryConfig(Section):
 
 COIN, EXPOSURE = "coin", "exposure"
 READ_WORDS = 3
-"""Of a canary of the secret sharer: E2E's name, type and area."""
+"""Number of input words of a secret-sharer canary: the name, type and area of E2E."""
 SHORTEST_WORD = 2
 
 
 class Canary(StrictModel):
-    """One canary; private, as whether it was trained on is."""
+    """One canary; private, like the fact whether it was trained on."""
 
     kind: str
-    """With a coin (``COIN``), or of exposure (``EXPOSURE``)."""
+    """``COIN`` for a canary with a coin, or ``EXPOSURE``."""
     read: tuple[str, ...]
-    """Words that the model reads."""
+    """Words of the model's input."""
     learned: tuple[str, ...]
-    """Words that it learns, or might have."""
+    """Words that the model learns, or would learn if the canary was inserted."""
     number: int
-    """Chooses its label, where there is one."""
+    """Number that selects the label, if the task has labels."""
     copies: Count
-    """Times that it is among the training records."""
+    """Number of copies among the training records."""
     unit: str
-    """The privacy unit of all its copies, which no record of a user has."""
+    """Privacy unit of all copies, which no record of a user has."""
 
     @property
     def included(self) -> bool:
-        """Whether it was trained on."""
+        """Whether the canary was trained on."""
         return self.copies > 0
 
     def record(self, task: Task) -> Record:
-        """Return it in the task's form."""
+        """Return the canary as a record of the task."""
         return task.canary(self.read, self.learned, number=self.number)
 
 
@@ -186,7 +191,7 @@ def make_canaries(
     """Return a run's canaries, including those that are not inserted.
 
     Raises:
-        InputError: Too few words of the tokenizer survive a round trip.
+        InputError: Too few words of the tokenizer are one token each and survive a round trip.
     """
     if not config.wanted:
         return []
@@ -204,8 +209,8 @@ def make_canaries(
 
 
 def vocabulary(config: CanaryConfig, words: Sequence[str]) -> list[str]:
-    """Return the public words of the secret sharer's canaries, drawn without replacement."""
-    import numpy as np  # the configuration, which is read without it, is in this module
+    """Return the public words of secret-sharer canaries, drawn without replacement."""
+    import numpy as np  # not needed to read the configuration in this module
 
     generator = np.random.default_rng(config.seed)
     places = generator.choice(len(words), size=config.vocabulary, replace=False)
@@ -219,21 +224,21 @@ def copies_of(canaries: Iterable[Canary], task: Task) -> list[tuple[Record, str]
 
 @dataclass(frozen=True, kw_only=True)
 class SuffixTokens:
-    """Where the words of a canary's suffix are in its row, and which token each word is there."""
+    """Positions of a canary's suffix words in its row, and the possible tokens there."""
 
     places: tuple[int, ...]
-    """Of the suffix's words among a row's labels."""
+    """Positions of the suffix words among the labels of a row."""
     ids: tuple[tuple[int, ...], ...]
-    """At each place, the token of each word of the sub-vocabulary."""
+    """For each position, the token of each word of the sub-vocabulary."""
 
 
 def suffix_tokens(
     encoding: "Encoding", task: Task, canary: Canary, words: Sequence[str]
 ) -> SuffixTokens:
-    """Return how the suffixes that a canary could have had lie in its row.
+    """Return the positions and tokens of the suffixes that a canary could have had, in its row.
 
     Raises:
-        InputError: The model does not learn each word of a suffix as one token at one place.
+        InputError: The model does not learn each word of a suffix as one token at one position.
     """
     length = len(canary.learned)
     rows = encoding.rows(
@@ -260,7 +265,11 @@ def check_suffixes_learned(
     task: Task,
     encoding: "Encoding",
 ) -> None:
-    """Reject canaries that ``audit=exposure`` could not look for in the trained model."""
+    """Reject canaries for which ``audit=exposure`` could not search the trained model.
+
+    Raises:
+        InputError: See ``suffix_tokens``.
+    """
     exposed = [canary for canary in canaries if canary.kind == EXPOSURE]
     words = vocabulary(config, whole_words(tokenizer)) if exposed else []
     for canary in exposed:
@@ -268,10 +277,10 @@ def check_suffixes_learned(
 
 
 def _with_coins(config: CanaryConfig, words: Sequence[str], key: bytes) -> list[Canary]:
-    """Return canaries, each with words of its own as far as the vocabulary suffices.
+    """Return the canaries with coins, with disjoint words as far as the vocabulary suffices.
 
-    What training on one does to the embeddings of words that no other one has cannot be mistaken
-    for what another did.
+    Training on a canary changes the embeddings of its words. If no other canary has these words,
+    the change cannot be confused with the effect of another canary.
     """
     read = config.canary_words // 2
     shuffled = sorted(words, key=lambda word: _stream(key, f"{COIN} order {word}", 16))
@@ -315,7 +324,10 @@ def _for_exposure(config: CanaryConfig, words: Sequence[str], key: bytes) -> lis
 
 
 def _drawn(key: bytes, label: str, words: Sequence[str], count: int) -> list[str]:
-    """Return words drawn independently; of 2^64 places, so that none is likelier by 1e-14."""
+    """Return words drawn independently and uniformly.
+
+    Each word is selected by a 64-bit number, so no word is more likely than another by 1e-14.
+    """
     stream = _stream(key, label, 8 * count)
     places = (int.from_bytes(stream[at : at + 8], "big") for at in range(0, len(stream), 8))
     return [words[place % len(words)] for place in places]
@@ -338,21 +350,21 @@ def _text(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> str:
 
 
 class KeptCanary(Canary):
-    """A canary with its texts."""
+    """A canary with its texts, as it is stored."""
 
     texts: tuple[str, ...]
-    """What a reader can search for."""
+    """Texts that a reader can search for."""
 
 
 class KeptCanaries(Versioned):
     """All canaries of a run."""
 
     canaries: tuple[KeptCanary, ...]
-    """Included ones and others."""
+    """All canaries, whether or not they were inserted."""
 
 
 def canaries_text(canaries: Sequence[Canary], task: Task) -> str:
-    """Return the file of a run's canaries, with the texts that a reader can search for."""
+    """Return the content of a run's canary file, with texts that a reader can search for."""
     kept = tuple(
         merge_models(KeptCanary, canary, texts=_texts(canary.record(task))) for canary in canaries
     )
@@ -360,7 +372,7 @@ def canaries_text(canaries: Sequence[Canary], task: Task) -> str:
 
 
 def read_canaries(folder: Path) -> list[Canary]:
-    """Return a run's canaries; none where it was trained without."""
+    """Return a run's canaries, or an empty list if the run has no canaries."""
     path = folder / CANARIES
     if not path.exists():
         return []
@@ -371,5 +383,5 @@ def read_canaries(folder: Path) -> list[Canary]:
 def _texts(record: Record) -> tuple[str, ...]:
     if isinstance(record, Example):
         return record.prompt, record.target
-    assert not isinstance(record, LabeledImage)  # canaries are words
+    assert not isinstance(record, LabeledImage)  # canaries consist of words
     return tuple(record.texts)

@@ -1,18 +1,18 @@
-"""Convert conversations to token ids with the model's own chat template.
+"""Conversion of conversations to token ids with the chat template of the model.
 
-The template determines where an answer begins and what ends it, so that a model tuned on
-conversations reads them as it did before. A template may add text around an answer: a lead-in, such
-as the empty thinking block of Qwen3, or a tail, such as ``<|im_end|>``. The model learns both, and
-`ChatEncoding.answer` removes both from what a model generates.
+The template determines the beginning and the end of an answer. A model that was tuned on
+conversations therefore reads them in the same format as before. A template may add text around an
+answer: a lead-in, such as the empty thinking block of Qwen3, or a tail, such as ``<|im_end|>``. The
+model learns both. `ChatEncoding.answer` removes both from generated text.
 
-A prompt's tokens are the same at training, where an answer follows, and at generation: an answer
-whose first letters would join the prompt's last token, or that spells one of the template's marks,
-is tokenized by itself, as text. A template's generation prompt may contain text that a finished
-conversation does not have before its answer, such as the ``<think>`` of DeepSeek-R1; that text is
-left out of the prompt.
+The tokens of a prompt are the same in training, when an answer follows, and in generation. An
+answer is therefore tokenized separately, as text, if its first characters would merge with the last
+token of the prompt. The same applies if the answer spells a special token of the template. The
+generation prompt of a template may contain text that a finished conversation does not have before
+its answer, such as the ``<think>`` of DeepSeek-R1. That text is removed from the prompt.
 
-Templates are rendered here rather than by ``apply_chat_template`` because that always inserts the
-current date, and a run that resumes on a later day must read the same records.
+This module renders templates without ``apply_chat_template``, which always inserts the current
+date. A run that resumes on a later day must read the same records.
 """
 
 import json
@@ -40,44 +40,44 @@ from dpft.errors import InputError
 from dpft.tasks.base import Example
 
 PLACE = "dpftplaceholder"
-"""Stands for a message while the template's own text around it is looked up."""
+"""Placeholder message, around which the text of the template is found."""
 BLOCK = re.compile(r"(<\w+>|\[\w+\])?\s*(</\w+>|\[/\w+\])")
-"""An empty block of a lead-in, such as ``<think></think>``; its start may be in the prompt."""
+"""An empty block of a lead-in, such as ``<think></think>``. The prompt may contain its start."""
 PARTS = ("prompt", "opening", "turns")
-"""The fields of `RenderedConversation` by which a prompt is cut."""
+"""Fields of `RenderedConversation` that determine the parts of a prompt for cutting."""
 
 
 class Around(NamedTuple):
     """The text that a template adds around an answer."""
 
     dropped: str
-    """The end of the generation prompt that a finished conversation does not contain."""
+    """End of the generation prompt that a finished conversation does not contain."""
     lead: str
-    """Between the prompt and the answer."""
+    """Text between the prompt and the answer."""
     tail: str
-    """After the answer."""
+    """Text after the answer."""
 
 
 class RenderedConversation(NamedTuple):
-    """A conversation as the template writes it."""
+    """A conversation as rendered by the template."""
 
     prompt: str
     opening: str
-    """The template's text before the first message that is not the system's."""
+    """Text of the template before the first message that is not a system message."""
     turns: str
-    """The messages before the answer, nothing after them that asks for an answer."""
+    """Messages before the answer, without the text that asks for an answer."""
     lead: str = ""
-    """The template's lead-in; empty if the template writes this answer without it."""
+    """Lead-in of the template; empty if the template renders this answer without it."""
     content: str = ""
-    """The answer without lead-in and tail; empty if there is no answer."""
+    """Answer without lead-in and tail; empty if there is no answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatEncoding(TextEncoding):
-    """Conversations, for causal models whose tokenizer has a chat template."""
+    """Encoding of conversations, for causal models whose tokenizer has a chat template."""
 
     date: str | None = None
-    """The day that the template takes for today, such as 2026-11-29; None: today."""
+    """Date that the template uses as the current date, such as 2026-11-29; None: today."""
 
     def __post_init__(self) -> None:
         if self.tokenizer.chat_template is None:
@@ -87,11 +87,11 @@ class ChatEncoding(TextEncoding):
                 " add chat_template.jinja to model.path, or use task.prompt and task.target.",
                 key="task.messages",
             )
-        assert self.ending  # looked up here: a template that does not fit is rejected early
+        assert self.ending  # computed here to reject an unsuitable template early
 
     @cached_property
     def ending(self) -> list[int]:
-        """Tokens that end an answer: the template's tail, and the end-of-text token after it.
+        """Tokens that end an answer: the template's tail, followed by the end-of-text token.
 
         Generation stops only at the end-of-text token.
         """
@@ -100,7 +100,7 @@ class ChatEncoding(TextEncoding):
         return [*tail, *([] if tail[-1:] == [end] else [end])]
 
     def check(self, example: Any) -> None:
-        """See ``Encoding.check``: whether the template accepts the conversation."""
+        """See ``Encoding.check``; the template must accept the conversation."""
         try:
             self._written(example)
         except InputError:
@@ -123,7 +123,7 @@ class ChatEncoding(TextEncoding):
         return True
 
     def rows(self, examples: Sequence[Example]) -> list[TokenizedExample]:
-        """See ``Encoding.rows``; a long history loses its beginning, a system message stays."""
+        """See ``Encoding.rows``; a long history loses its beginning but keeps a system message."""
         written = [self._written(example) for example in examples]
         prompts = self._in_parts(written)
         answers = self._answers(written, prompts)
@@ -144,9 +144,9 @@ class ChatEncoding(TextEncoding):
         return TokenRows(self.rows(examples) if examples else ())
 
     def answer_ids(self, ids: list[int]) -> list[int]:
-        """See ``TokenEncoding.answer_ids``: special tokens of the lead-in end here.
+        """See ``TokenEncoding.answer_ids``; removes a lead-in that ends with a special token.
 
-        They are not part of the decoded text, so `answer` cannot find them.
+        The decoded text does not contain special tokens, so `answer` cannot find them.
         """
         opening, closing = self._lead_marks
         if not self._has_mark(closing):
@@ -159,16 +159,16 @@ class ChatEncoding(TextEncoding):
         return [] if begin is not None and ids[: len(begin)] == begin else ids
 
     def answer(self, text: str) -> str:
-        """See ``TokenEncoding.answer``: the text without the template's lead-in and tail.
+        """See ``TokenEncoding.answer``; the text without the lead-in and tail of the template.
 
         If the lead-in is an empty thinking block, a thinking block that the model has filled is
-        removed as well; a text that ends inside of the block has no answer.
+        removed as well. A text that ends inside the block has no answer.
         """
         opening, closing = self._lead_marks
         if opening is None:
             content = text.removeprefix(closing)
         elif closing in text:
-            # After the last one, as the templates of such models divide a message.
+            # The answer follows the last closing mark, as in the templates of such models.
             content = text.rpartition(closing)[2]
         else:
             is_inside = not self._has_mark(closing) and text.startswith(opening)
@@ -179,7 +179,7 @@ class ChatEncoding(TextEncoding):
         return content.strip().removesuffix(tail.strip()).rstrip()
 
     def reference(self, example: Example) -> str:
-        """See ``TextEncoding.reference``: as the template writes the answer.
+        """See ``TextEncoding.reference``; the answer as rendered by the template.
 
         A template may trim an answer, or remove its thinking.
         """
@@ -188,16 +188,17 @@ class ChatEncoding(TextEncoding):
 
     @cached_property
     def _lead_marks(self) -> tuple[str | None, str]:
-        """The text that opens the block that the lead-in is, and the text that ends the lead-in.
+        """Text that opens the block in the lead-in, and text that ends the lead-in.
 
-        The first is None if the lead-in is not a block, and empty if the prompt opens the block.
+        The first text is None if the lead-in is not a block, and empty if the prompt opens the
+        block.
         """
         lead = self._around.lead.strip()
         block = BLOCK.fullmatch(lead)
         return (None, lead) if block is None else (block[1] or "", block[2])
 
     def _cuttable(self, examples: Sequence[Example]) -> list[TokenizedPrompt]:
-        """Return each prompt in three parts: up to the first turn's text, history, what asks."""
+        """Return each prompt in three parts: the opening, the history and the generation prompt."""
         return self._in_parts([self._written(replace(example, target="")) for example in examples])
 
     def _in_parts(self, written: Sequence[RenderedConversation]) -> list[TokenizedPrompt]:
@@ -219,7 +220,7 @@ class ChatEncoding(TextEncoding):
     def _answers(
         self, written: Sequence[RenderedConversation], prompts: Sequence[TokenizedPrompt]
     ) -> list[list[int]]:
-        """Return the ids of each answer, lead-in included, up to where its ending begins."""
+        """Return the ids of each answer, including its lead-in but not its ending."""
         together = self._ids(
             [
                 conversation.prompt + conversation.lead + conversation.content
@@ -238,10 +239,11 @@ class ChatEncoding(TextEncoding):
         return answers
 
     def _written(self, example: Any) -> RenderedConversation:
-        """Return a conversation as the template writes it.
+        """Return a conversation as rendered by the template.
 
         Raises:
-            InputError: The template does not accept it; the message does not quote it.
+            InputError: The template does not accept the conversation. The message does not quote
+                it.
         """
         messages = [
             {"role": message.role, "content": message.content, **json.loads(message.more or "{}")}
@@ -273,14 +275,14 @@ class ChatEncoding(TextEncoding):
 
     @cached_property
     def _around(self) -> Around:
-        """The text around an answer, looked up in a conversation of one question."""
+        """Text around an answer, found by rendering a conversation of one question."""
         question = [{"role": "user", "content": "What?"}]
         asked = self._rendered(question, asks=True)
         whole = self._rendered([*question, _answer(PLACE)], asks=False)
         before, has_answer, tail = whole.rpartition(PLACE)
         prompt = commonprefix([asked, before])
         if prompt not in (asked, before):
-            # They part inside of a mark, such as <think> and </think>.
+            # The texts diverge inside a mark, such as <think> and </think>.
             added = (token.content for token in self.tokenizer.added_tokens_decoder.values())
             ends = (prompt.rfind(mark) + len(mark) for mark in ("\n", *added) if mark in prompt)
             prompt = prompt[: max(ends, default=0)]
@@ -295,7 +297,7 @@ class ChatEncoding(TextEncoding):
         return Around(dropped=asked[len(prompt) :], lead=before[len(prompt) :], tail=tail)
 
     def _rendered(self, messages: list[dict[str, Any]], *, asks: bool) -> str:
-        """Return the messages as the template writes them."""
+        """Return the messages as rendered by the template."""
         try:
             return self._template.render(
                 **self.tokenizer.special_tokens_map,
@@ -305,7 +307,7 @@ class ChatEncoding(TextEncoding):
                 add_generation_prompt=asks,
                 strftime_now=self._now.strftime,
             )
-        # What a template calls on a message raises Python's own errors; they may quote it.
+        # Expressions of a template can raise built-in Python errors, which may quote a message.
         except (
             *(TemplateError, ValueError, TypeError, LookupError, ArithmeticError),
             *(AttributeError, RecursionError),
@@ -325,7 +327,7 @@ class ChatEncoding(TextEncoding):
         return datetime.now() if self.date is None else datetime.fromisoformat(self.date)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts, the template's marks read as the tokens they are."""
+        """Return the ids of texts; special tokens of the template are read as such, not as text."""
         if not texts:
             return []
         encoded = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)
@@ -333,17 +335,17 @@ class ChatEncoding(TextEncoding):
 
     @cached_property
     def _marks(self) -> dict[str, int]:
-        """The tokenizer's special tokens, and their ids."""
+        """Special tokens of the tokenizer, and their ids."""
         added = self.tokenizer.added_tokens_decoder.items()
         return {token.content: number for number, token in added if token.special}
 
     def _has_mark(self, text: str) -> bool:
-        """Return whether a text spells one of the tokenizer's special tokens."""
+        """Return whether a text spells a special token of the tokenizer."""
         return any(mark in text for mark in self._marks)
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many ids the two begin with in common."""
+    """Return the length of the common prefix of two sequences of ids."""
     pairs = zip(first, second, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 

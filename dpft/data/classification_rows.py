@@ -1,7 +1,8 @@
-"""Encode labeled texts for a classification head, or as text infilling with label words.
+"""Encodings of labeled texts for a classification head, or for text infilling with label words.
 
-`SentenceEncoding` is one sentence or two as a model with a head reads them; `LabelWordEncoding`
-puts a place for a label word beside them (Li et al. 2022, section 4 and Table 10).
+`SentenceEncoding` encodes one or two sentences for a model with a classification head.
+`LabelWordEncoding` adds a place for a label word next to them (Li et al. 2022, section 4 and Table
+10).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +20,13 @@ from dpft.tasks.base import LabeledExample, TemplateSegment
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceEncoding(TokenEncoding):
-    """Sentences with the tokenizer's own marks around and between them."""
+    """Encoding of sentences with the tokenizer's special tokens around and between them."""
 
     def rows(self, examples: Sequence[LabeledExample]) -> list[TokenizedExample]:
-        """See ``Encoding.rows``; cuts the end of the longer sentence."""
+        """See ``Encoding.rows``; a long row is cut at the end of its longer sentence."""
         if not examples:
             return []
-        if self.tokenizer.sep_token_id is None:  # no mark between sentences: one text of two lines
+        if self.tokenizer.sep_token_id is None:  # no separator token: join the sentences as lines
             columns = [["\n".join(example.texts) for example in examples]]
         else:
             columns = [list(column) for column in zip(*(e.texts for e in examples), strict=True)]
@@ -51,7 +52,8 @@ class SentenceEncoding(TokenEncoding):
 
         return [
             TokenizedExample(
-                # an empty text of a tokenizer without marks: a row needs a token to be read at
+                # Without special tokens, an empty text gives no token, but a row needs at least
+                # one.
                 input_ids=ids or [self.layout.pad_token_id],
                 labels=self._labels(example.label),
                 token_type_ids=kind,
@@ -73,17 +75,17 @@ class SentenceEncoding(TokenEncoding):
 
 
 BLANKS = ("\u2581", "\u0120")
-"""How SentencePiece and byte-level tokenizers spell the blank before a word, in its token."""
+"""Prefixes of a token for the blank before a word, in SentencePiece and byte-level tokenizers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelWordEncoding(TokenEncoding):
-    """Filled templates, for language models."""
+    """Encoding of filled templates, for language models."""
 
     pieces: Callable[[LabeledExample], Sequence[TemplateSegment]]
-    """A record's template, filled."""
+    """Function that returns the filled template of a record."""
     distribution: Callable[[float], Sequence[float]]
-    """A label to the probabilities of the label words."""
+    """Function that maps a label to the probabilities of the label words."""
 
     def rows(self, examples: Sequence[LabeledExample]) -> list[TokenizedExample]:
         """See ``Encoding.rows``."""
@@ -107,7 +109,7 @@ class LabelWordEncoding(TokenEncoding):
         around: tuple[list[int], list[int]],
     ) -> TokenizedExample:
         start, end = around
-        # A causal model's answer follows the text, so no token may stand between.
+        # The answer of a causal model follows the text directly, without a token in between.
         end = [] if self.layout.kind == CAUSAL else end
         mask = self.tokenizer.mask_token_id
         ids = [[mask] if p.is_mask else part for p, part in zip(pieces, ids, strict=True)]
@@ -127,10 +129,10 @@ class LabelWordEncoding(TokenEncoding):
 def cut_longest(
     pieces: Sequence[TemplateSegment], ids: Sequence[list[int]], room: int
 ) -> list[list[int]]:
-    """Return the pieces' tokens cut to ``room``: the longest text loses its end first.
+    """Return the pieces' tokens, cut to ``room`` tokens from the end of the longest text.
 
     Raises:
-        InputError: The template without its texts is longer.
+        InputError: The template without its texts is longer than ``room``.
     """
     texts = [index for index, piece in enumerate(pieces) if piece.may_be_cut]
     lengths = [len(part) for part in ids]
@@ -153,7 +155,8 @@ def label_word_ids(
     """Return the token of each label word, as it occurs in the template.
 
     Raises:
-        InputError: A word splits into pieces, is unknown, or shares its token with another.
+        InputError: A word splits into several tokens, is unknown, or shares its token with another
+            word.
     """
     ids: dict[int, str] = {}
     for word in words:
@@ -174,7 +177,7 @@ def _single_token(word: str, tokenizer: PreTrainedTokenizerBase, after_blank: bo
     if len(spelled) == 1 and spelled[0] != tokenizer.unk_token_id:
         return spelled[0]
     names = tokenizer.convert_ids_to_tokens(bare)
-    # Some put a blank before every text, and a second one would stand by itself.
+    # Some tokenizers put a blank before every text. A second blank would be a separate token.
     if len(bare) == 1 and names[0].startswith(BLANKS):
         return bare[0]
     names = tokenizer.convert_ids_to_tokens(spelled)

@@ -1,9 +1,9 @@
-"""Find the text files of a corpus in a folder, and read them as rows.
+"""Reader of text corpora: the files of a folder, as rows.
 
-Other local data are one table a split. A corpus comes as it was collected: hundreds of files in
-folders of their own, plain text among them. Each file is read as a stream, one after the other, in
-the order of their names. A file that would not be read is rejected, because the number of records
-that the user believes to train on must be the real one.
+Other local data have one table per split. A corpus may consist of hundreds of files in nested
+folders, some of them plain text. dpft reads the files as streams, one after the other, in the order
+of their names. A file that dpft cannot read is rejected and not skipped. Otherwise the number of
+training records would differ from the number that the user expects.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,20 +28,20 @@ from dpft.errors import InputError
 from dpft.tasks.base import Task
 
 ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet", ".csv")
-"""Endings of a file's name, all of formats that are read as a stream."""
+"""File name endings of a corpus. All of these formats are read as a stream."""
 KNOWN = f"{', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
 
 
 def corpus_files(task: Task) -> dict[str, list[Path]]:
-    """Return the files of each split that a corpus on disk has, in the order they are read.
+    """Return the files of each split of a corpus on disk, in reading order.
 
-    A file alone is the training split, and so is a folder, with all that is in it and in its
-    folders, unless it holds files or folders that have the name of a split: train.txt,
-    train.1.jsonl.gz, train-00000-of-00002.parquet, train/. Then nothing else may lie beside these.
-    The splits may be in a subfolder ``data``.
+    A single file is the training split. A folder, with all its subfolders, is also the training
+    split unless it contains files or folders that are named after a split: train.txt,
+    train.1.jsonl.gz, train-00000-of-00002.parquet, train/. In that case, the folder must contain
+    nothing else. The splits may be in a subfolder ``data`` if it is the only entry of the folder.
 
     Raises:
-        InputError: There is no such place, or it holds no files, or a file that cannot be one of a
+        InputError: The path does not exist, a split contains no files, or a file cannot belong to a
             corpus.
     """
     place = Path(task.data_dir or "").expanduser()
@@ -75,7 +75,7 @@ def corpus_files(task: Task) -> dict[str, list[Path]]:
 
 
 def known_splits(task: Task) -> set[str]:
-    """Return the splits that a corpus on disk has; none of one that cannot be read."""
+    """Return the splits of a corpus on disk, or the empty set if the corpus cannot be read."""
     try:
         return set(corpus_files(task))
     except InputError:  # reported when the corpus is read
@@ -83,7 +83,11 @@ def known_splits(task: Task) -> set[str]:
 
 
 def corpus_split(task: Task, split: str) -> list[Path]:
-    """Return the files of one split."""
+    """Return the files of one split.
+
+    Raises:
+        InputError: The corpus does not have the split, or ``corpus_files`` rejects it.
+    """
     files = corpus_files(task)
     if split not in files:
         raise InputError(
@@ -110,7 +114,7 @@ FORM = LocalForm(rows=_rows, splits=known_splits)
 
 
 def _by_split(place: Path, parts: Sequence[str]) -> dict[str, list[Path]]:
-    """Return the entries of a folder by split; all are of one split if no name states another."""
+    """Return the entries of a folder by split; without split names, all are training data."""
     entries = _entries(place)
     entries_by_split: dict[str, list[Path]] = {}
     for entry in entries:
@@ -138,7 +142,7 @@ def _by_split(place: Path, parts: Sequence[str]) -> dict[str, list[Path]]:
 
 
 def _files(entries: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files among entries and in their folders."""
+    """Yield the files among the entries and, recursively, in their folders."""
     for entry in entries:
         is_hidden, is_folder = entry.name.startswith("."), entry.is_dir()
         if is_folder and not is_hidden:
@@ -177,9 +181,9 @@ def _csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
 
 
 def _text(stream: Iterable[bytes], file: str) -> Iterator[bytes]:
-    """Yield the lines of a stream; reject NUL characters, which no text file contains.
+    """Yield the lines of a stream and reject NUL characters, which no text file contains.
 
-    A .jsonl file needs no such check, because JSON with this byte is invalid.
+    A .jsonl file needs no such check, because JSON with a NUL byte is invalid.
     """
     for number, line in enumerate(stream, start=1):
         if b"\0" in line:
@@ -193,5 +197,5 @@ def _text(stream: Iterable[bytes], file: str) -> Iterator[bytes]:
 
 
 def _without_end(line: str) -> str:
-    r"""Return a line without the \n or \r\n that ends it; no other character ends a line."""
+    r"""Return a line without the \n or \r\n at its end; no other character ends a line."""
     return line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line

@@ -1,9 +1,9 @@
 """Training objectives on a corpus: causal, prefix, span corruption (T5), masked tokens (BERT).
 
-Records are never packed together: a chunk is of one record, and a record has no more chunks than
-are asked for, so that what hides a record hides all of them (Ponomareva et al. 2022 concatenate).
-The objectives `SpanCorruption` (T5) and `MaskedTokens` (BERT) hide spans or tokens anew each time a
-record is read.
+Records are never packed together. A chunk belongs to one record, and the number of chunks per
+record is limited, so that hiding a record hides all its chunks. Ponomareva et al. 2022 concatenate
+records instead. The objectives `SpanCorruption` (T5) and `MaskedTokens` (BERT) hide new spans or
+tokens each time a record is read.
 """
 
 from collections.abc import Sequence
@@ -25,19 +25,20 @@ WORD_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class SpanCorruption(RowView):
-    """Spans of a text are hidden, and learned: T5's objective (Raffel et al. 2020, section 3.3.4).
+    """T5's objective: hidden spans of a text are learned (Raffel et al. 2020, section 3.3.4).
 
-    Each hidden span is a sentinel in what is read; the target is each sentinel with its span. Both
-    end with the end-of-text token. Spans and what is between them are cut at places drawn uniformly
-    among all there are, the first of them unhidden and the last one hidden, as T5 draws them.
+    In the input, a sentinel replaces each hidden span. The target is each sentinel followed by its
+    span. Both end with the end-of-text token. Hidden spans and the text between them are cut at
+    places drawn uniformly among all possible places. The first span is visible and the last span is
+    hidden, as in T5.
     """
 
     noise_density: float
-    """Share of the tokens that are hidden."""
+    """Fraction of the tokens that are hidden."""
     mean_span: float
-    """Tokens of a hidden span on average."""
+    """Average number of tokens of a hidden span."""
     sentinels: tuple[int, ...]
-    """Token ids, in the order in which they stand in a text."""
+    """Token ids of the sentinels, in the order of their occurrence in a text."""
     end: int
     """The end-of-text token."""
 
@@ -61,13 +62,13 @@ class SpanCorruption(RowView):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedTokens(RowView):
-    """Tokens of a text are hidden, and learned: BERT's objective (Devlin et al. 2019, section 3.1).
+    """BERT's objective: hidden tokens of a text are learned (Devlin et al. 2019, section 3.1).
 
-    Of the chosen tokens eight in ten are masked, one is another token at random, one stays.
+    Among the chosen tokens, 80 % are masked, 10 % are replaced by a random token, and 10 % stay.
     """
 
     noise_density: float
-    """Probability with which a token is chosen; one is, at least."""
+    """Probability with which a token is chosen; at least one token is chosen."""
     mask: int
     special: frozenset[int]
     """Tokens that are never chosen."""
@@ -93,7 +94,7 @@ class MaskedTokens(RowView):
 def hidden_spans(
     length: int, *, density: float, mean_span: float, bits: Bits
 ) -> list[tuple[int, int]]:
-    """Return where T5's hidden spans of a text begin and end, in order; the last one ends it."""
+    """Return the start and end of T5's hidden spans in order; the last span ends the text."""
     hidden, count = noise_of(length, density=density, mean_span=mean_span)
     words = np.frombuffer(bits(WORD_BYTES * length), np.uint64)
     kept = _segments(length - hidden, count, words[hidden:])
@@ -103,7 +104,7 @@ def hidden_spans(
 
 
 def noise_of(length: int, *, density: float, mean_span: float) -> tuple[int, int]:
-    """Return how many tokens of a text are hidden, and in how many spans.
+    """Return the number of hidden tokens of a text, and the number of hidden spans.
 
     >>> noise_of(568, density=0.15, mean_span=3.0)
     (85, 28)
@@ -116,7 +117,7 @@ def noise_of(length: int, *, density: float, mean_span: float) -> tuple[int, int
 
 
 def corrupted_lengths(length: int, *, density: float, mean_span: float) -> tuple[int, int]:
-    """Return the tokens of what is read and of the target, of a text of ``length`` tokens.
+    """Return the number of tokens of the input and of the target, for a text of ``length`` tokens.
 
     >>> corrupted_lengths(568, density=0.15, mean_span=3.0)
     (512, 114)
@@ -126,7 +127,7 @@ def corrupted_lengths(length: int, *, density: float, mean_span: float) -> tuple
 
 
 def raw_length(longest: int, *, density: float, mean_span: float) -> int:
-    """Return the longest text of which what is read, and the target, have ``longest`` tokens.
+    """Return the length of the longest text whose input and target have at most ``longest`` tokens.
 
     >>> raw_length(512, density=0.15, mean_span=3.0)
     568
@@ -138,9 +139,9 @@ def raw_length(longest: int, *, density: float, mean_span: float) -> int:
 
 
 def _segments(items: int, count: int, words: NDArray[np.uint64]) -> list[int]:
-    """Return the lengths of ``count`` stretches, none empty, that ``items`` are cut into.
+    """Return the lengths of ``count`` segments into which ``items`` items are cut.
 
-    Every way of cutting is as likely as any other.
+    No segment is empty unless ``items`` is 0. All ways of cutting are equally likely.
     """
     if items == 0:
         return [0] * count
@@ -150,17 +151,18 @@ def _segments(items: int, count: int, words: NDArray[np.uint64]) -> list[int]:
 
 
 NOISE_DENSITY, MEAN_SPAN = 0.15, 3.0
-"""T5's (Raffel et al. 2020), and BERT's share of masked tokens."""
+"""Density and mean span of T5 (Raffel et al. 2020), and BERT's fraction of masked tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusEncoding(TokenEncoding):
-    """Texts without prompts, in chunks, by an objective."""
+    """Encoding of texts without prompts, in chunks, for one objective."""
 
     span_corruption: bool = False
-    """For a seq2seq model: hide spans, in place of reading a beginning and writing what follows."""
+    """For a seq2seq model: hide spans instead of predicting the rest of a text from its
+    beginning."""
     chunks: int = 1
-    """Most chunks of a record; what is left of a longer one is cut."""
+    """Maximum number of chunks of a record; the rest of a longer record is cut."""
 
     def __post_init__(self) -> None:
         """Reject a tokenizer that has too few sentinels for the hidden spans."""
@@ -176,7 +178,7 @@ class CorpusEncoding(TokenEncoding):
 
     @property
     def raw_length(self) -> int:
-        """Tokens of the longest chunk."""
+        """Number of tokens of the longest chunk."""
         kind = self.layout.kind
         if self.span_corruption:
             return raw_length(self.max_length, density=NOISE_DENSITY, mean_span=MEAN_SPAN)
@@ -188,7 +190,7 @@ class CorpusEncoding(TokenEncoding):
 
     @property
     def view(self) -> RowView | None:
-        """The view of a row, drawn anew each time; None where a row is read as it is."""
+        """View of a row, drawn again each time; None if the model reads the row itself."""
         if self.span_corruption:
             return SpanCorruption(
                 noise_density=NOISE_DENSITY,
@@ -206,7 +208,7 @@ class CorpusEncoding(TokenEncoding):
         )
 
     def rows(self, examples: Sequence[Example]) -> list[TokenizedExample]:
-        """Return the first chunk of each text as it is read to be scored: one view, always."""
+        """Return the first chunk of each text for scoring, always in the same view."""
         rows = [chunks[0] for chunks in self._chunks(examples)]
         view = self.view
         if view is None:
@@ -214,7 +216,7 @@ class CorpusEncoding(TokenEncoding):
         return [view(row, public_bits(row)) for row in rows]
 
     def rows_together(self, examples: Sequence[Example]) -> TokenRows:
-        """Return the first chunk of each text, of which ``view`` makes what is read."""
+        """Return the first chunk of each text, from which ``view`` computes the model's input."""
         return TokenRows([chunks[0] for chunks in self._chunks(examples)])
 
     def rows_in_chunks(self, examples: Sequence[Example]) -> tuple[TokenRows, NDArray[np.int64]]:
@@ -228,17 +230,18 @@ class CorpusEncoding(TokenEncoding):
     ) -> list[list[int]]:
         """Return the token ids of prompts for generation.
 
-        A beginning that is too long loses its own beginning. A text with gaps (``GAP``) has a
-        sentinel in the place of each; words before a gap lose the blank that a filling begins
-        with.
+        A beginning of a text that is too long loses its own beginning. In a text with gaps
+        (``GAP``), a sentinel replaces each gap. Text before a gap loses its trailing blanks,
+        because a filling begins with a blank.
 
         Args:
-            examples: Their targets are not read.
-            max_length: Most tokens of prompt and answer together, of a causal model.
-            max_new_tokens: Most tokens of the answer.
+            examples: Records, whose targets are not read.
+            max_length: Maximum number of tokens of prompt and answer together, for a causal model.
+            max_new_tokens: Maximum number of tokens of the answer.
 
         Raises:
-            InputError: A text with gaps is too long, or has more of them than sentinels.
+            InputError: The model fills gaps, and a text is too long or has no gaps or more gaps
+                than sentinels.
         """
         if self.span_corruption:
             return [self._with_gaps(example.prompt) for example in examples]
@@ -250,7 +253,7 @@ class CorpusEncoding(TokenEncoding):
 
     @property
     def asked_sentinels(self) -> tuple[int, ...]:
-        """Tokens that stand for the gaps of a prompt, in order; none where it has no gaps."""
+        """Sentinel tokens for the gaps of a prompt, in order; empty if prompts have no gaps."""
         return self.sentinels if self.span_corruption else ()
 
     def _with_gaps(self, text: str) -> list[int]:
@@ -298,7 +301,7 @@ class CorpusEncoding(TokenEncoding):
         whole, size = [*ids, *([self.end] if ends else [])], self.raw_length
         pieces = [whole[at : at + size] for at in range(0, max(1, len(whole)), size)]
         if ends and len(pieces) > 1 and pieces[-1] == [self.end]:
-            del pieces[-1]  # An end alone teaches nothing.
+            del pieces[-1]  # A chunk with only the end-of-text token teaches nothing.
         kept = pieces[: self.chunks]
         is_cut = len(kept) < len(pieces)
         return [
@@ -328,7 +331,7 @@ class CorpusEncoding(TokenEncoding):
 
     @property
     def _written(self) -> int:
-        """Tokens that follow a beginning of ``max_length``: as many as hidden spans would give."""
+        """Number of tokens after a beginning of ``max_length``, as in a target of hidden spans."""
         longest = raw_length(self.max_length, density=NOISE_DENSITY, mean_span=MEAN_SPAN)
         return corrupted_lengths(longest, density=NOISE_DENSITY, mean_span=MEAN_SPAN)[1]
 
@@ -344,7 +347,7 @@ class CorpusEncoding(TokenEncoding):
 
     @property
     def sentinels(self) -> tuple[int, ...]:
-        """Tokens that stand for hidden spans, in order, as many as a text may have."""
+        """Tokens that represent hidden spans, in order, as many as a text may need."""
         names = [f"<extra_id_{number}>" for number in range(self._most_spans)]
         added_tokens = self.tokenizer.get_added_vocab()
         return tuple(added_tokens[name] for name in names if name in added_tokens)
@@ -356,6 +359,6 @@ class CorpusEncoding(TokenEncoding):
 
 
 def public_bits(row: TokenizedExample) -> Bits:
-    """Return bits that depend on the row alone, so that a score does not change by chance."""
+    """Return bits that depend only on the row, so that a score does not change by chance."""
     content = np.array(row.input_ids, np.int64).tobytes()
     return lambda size: shake_256(content).digest(size)

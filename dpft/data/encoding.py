@@ -1,16 +1,16 @@
-"""Encodings: convert a task's records to rows of token ids.
+"""Encodings that convert a task's records to rows of token ids.
 
-Encodings of labeled texts are in ``classification_rows``, of corpora in ``corpora``, of chats
-in ``chat``. Texts become token ids as ``tokenization.tokenize`` defines it, thousands of records in
-one go: a row is a chain of stretches of ids (start, lead, record, separator, target, end); where
-each begins and how much of it stays is arithmetic on lengths, done for all records at once, and one
-gather writes all rows. ``tests/data/test_encoding.py`` holds the two definitions against each
-other.
+Encodings of labeled texts are in ``classification_rows``, of corpora in ``corpus_objectives``, and
+of chats in ``chat``. ``tokenization.tokenize`` defines how texts become token ids. This module does
+the same for thousands of records at once. A row is a chain of segments of ids (start, lead, record,
+separator, target, end). The beginning and the kept length of each segment are computed from
+lengths, for all records at once. One gather operation then writes all rows.
+``tests/data/test_encoding.py`` compares the two implementations.
 
-Rows lie in flat arrays (``TokenRows``): a few bytes a token, and no Python object a record.
-`fingerprint` tells whether training records are those a run began with: a keyed hash, since a plain
-one in a public file would tell anyone who guesses the records that the guess is right; key and hash
-stay in the run's private folder (docs/dev/design.md, rule 9).
+Rows are stored in flat arrays (``TokenRows``), which take a few bytes per token and no Python
+object per record. `fingerprint` identifies whether training records are those that a run began
+with. It is a keyed hash, because a plain hash in a public file would let anyone confirm a guess of
+the records. Key and hash stay in the run's private folder (docs/dev/design.md, rule 9).
 """
 
 import hashlib
@@ -48,22 +48,22 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RaggedArray:
-    """Lists of numbers, one after the other in one array."""
+    """Lists of numbers, stored one after the other in one array."""
 
     values: Numbers
-    """Their numbers, shape (all of them,)."""
+    """Numbers of all lists, shape (total length,)."""
     bounds: NDArray[np.int64]
-    """Where each begins, and then where the last one ends, shape (lists + 1,)."""
+    """Beginning of each list, followed by the end of the last list, shape (lists + 1,)."""
 
     @classmethod
     def of(cls, lists: Sequence[Sequence[float]], dtype: type[np.generic]) -> "RaggedArray":
-        """Return the lists in one array of that type."""
+        """Return the lists in one array of the given type."""
         bounds = ends_of(np.fromiter(map(len, lists), np.int64, len(lists)))
         values = np.fromiter(chain.from_iterable(lists), dtype, int(bounds[-1]))
         return cls(values=values, bounds=bounds)
 
     def narrowed(self) -> "RaggedArray":
-        """Return the same numbers in two bytes each, where each is a whole one below 2^16."""
+        """Return the same numbers as uint16 if they are int32 and fit, else this object."""
         values = self.values
         if values.dtype != np.int32 or not values.size:
             return self
@@ -77,28 +77,28 @@ class RaggedArray:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """How long each list is."""
+        """Length of each list."""
         return np.diff(self.bounds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Some records in tokens, the fields of ``TokenizedExample`` side by side."""
+    """Some records in tokens, with one column for each field of ``TokenizedExample``."""
 
     ids: RaggedArray
     unlabeled: NDArray[np.int32] | None = None
-    """Of texts whose labels are their own ids but for the first ones: how many those are."""
+    """Number of leading tokens without a label, if all other labels are the ids of the tokens."""
     labels: RaggedArray | None = None
-    """The labels of any others."""
+    """Labels of rows for which that is not the case."""
     types: RaggedArray | None = None
     answers: NDArray[np.int32] | None = None
     truncated: NDArray[np.bool_]
 
     @classmethod
     def of(cls, rows: Sequence[TokenizedExample]) -> "Block":
-        """Return the block of rows that have the same fields as each other."""
+        """Return a block of rows that all have the same fields."""
         ids = RaggedArray.of([row.input_ids for row in rows], np.int32)
-        # Labels are token ids, or other numbers as Python has them.
+        # Labels are token ids, or else numbers that keep the precision of Python floats.
         label_types = {type(label) for row in rows for label in row.labels}
         dtype = np.int32 if label_types <= {int} else np.float64
         labels = RaggedArray.of([row.labels for row in rows], dtype)
@@ -137,7 +137,7 @@ class Block:
         )
 
     def all_labels(self) -> RaggedArray:
-        """Return every row's labels."""
+        """Return the labels of every row."""
         if self.labels is not None:
             return self.labels
         assert self.unlabeled is not None
@@ -154,7 +154,7 @@ class Block:
 
 
 class TokenRows(EncodedRows):
-    """Records in tokens, each made a ``TokenizedExample`` when it is asked for."""
+    """Records in tokens, each converted to a ``TokenizedExample`` on access."""
 
     def __init__(self, rows: Iterable[TokenizedExample] = ()) -> None:
         self.blocks: list[Block] = []
@@ -164,12 +164,12 @@ class TokenRows(EncodedRows):
         self.extend(rows)
 
     def extend(self, rows: Iterable[TokenizedExample]) -> None:
-        """Add rows at the end."""
+        """Append rows."""
         for _, alike in groupby(rows, key=_fields):
             self.append(Block.of(list(alike)))
 
     def append(self, block: Block) -> None:
-        """Add a block at the end."""
+        """Append a block."""
         self.blocks.append(replace(block, ids=block.ids.narrowed()))
         self._starts.append(self._length)
         self._length += len(block)
@@ -201,7 +201,7 @@ class TokenRows(EncodedRows):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """How many tokens each record has."""
+        """Number of tokens of each record."""
         return self._of_all(lambda block: block.ids.lengths, np.int64)
 
     @property
@@ -211,7 +211,7 @@ class TokenRows(EncodedRows):
 
     @property
     def truncated(self) -> NDArray[np.bool_]:
-        """Whether a part of each record's texts had no room; private."""
+        """Whether a part of each record's texts did not fit; private."""
         return self._of_all(lambda block: block.truncated, np.bool_)
 
     def _of_all(self, column: Callable[[Block], Numbers], dtype: type[np.generic]) -> Numbers:
@@ -219,17 +219,17 @@ class TokenRows(EncodedRows):
 
 
 def encoded_rows(rows: Sequence[Any]) -> EncodedRows:
-    """Return rows as they are kept; those that already are are returned themselves."""
+    """Return rows in their stored form; rows that already have this form are unchanged."""
     return rows if isinstance(rows, EncodedRows) else TokenRows(rows)
 
 
 def ends_of(lengths: Numbers) -> NDArray[np.int64]:
-    """Return where each of some lists begins, and then where the last one ends."""
+    """Return the beginning of each list, followed by the end of the last list."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def numbered(bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the place of each number in its own list, counted from 0."""
+    """Return the position of each number in its list, counted from 0."""
     return np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
 
 
@@ -238,7 +238,10 @@ def _fields(row: TokenizedExample) -> tuple[bool, bool]:
 
 
 def _unlabeled(ids: RaggedArray, labels: RaggedArray) -> NDArray[np.int32] | None:
-    """Return how many of each row's first labels are none; None where others differ from ids."""
+    """Return the number of leading tokens without a label in each row.
+
+    Return None if the other labels differ from the ids.
+    """
     if labels.values.dtype != np.int32 or not np.array_equal(ids.bounds, labels.bounds):
         return None
     ignored = ends_of(labels.values == IGNORED_LABEL)
@@ -247,7 +250,7 @@ def _unlabeled(ids: RaggedArray, labels: RaggedArray) -> NDArray[np.int32] | Non
 
 
 def _own_ids(ids: RaggedArray, unlabeled: NDArray[np.int32]) -> RaggedArray:
-    """Return the ids of rows as their labels, the first ones of each without any."""
+    """Return the ids of rows as their labels, without labels for the first ids of each row."""
     is_first = numbered(ids.bounds) < np.repeat(unlabeled, ids.lengths)
     return RaggedArray(
         values=np.where(is_first, np.int32(IGNORED_LABEL), ids.values), bounds=ids.bounds
@@ -267,7 +270,7 @@ def _columns(block: Block) -> list[RaggedArray]:
 
 
 def words_of(columns: Sequence[RaggedArray]) -> bytes:
-    """Return record by record the lists of each column, each list after its length."""
+    """Return the lists of each column, record by record, as bytes; each list follows its length."""
     lengths = np.stack([column.lengths for column in columns], axis=1)
     starts = ends_of(lengths.ravel() + 1)[:-1].reshape(lengths.shape)
     words = np.empty(int(lengths.sum() + lengths.size), np.uint64)
@@ -280,7 +283,7 @@ def words_of(columns: Sequence[RaggedArray]) -> bytes:
 
 
 def fingerprint(rows: Sequence[Any], units: Sequence[Sequence[int]] | None, key: bytes) -> str:
-    """Return a keyed hash of the records in their order, and of whose they are."""
+    """Return a keyed hash of the records in order, and of their privacy units."""
     digest = hmac.new(key, digestmod=hashlib.sha256)
     for content in encoded_rows(rows).content():
         digest.update(content)
@@ -290,7 +293,7 @@ def fingerprint(rows: Sequence[Any], units: Sequence[Sequence[int]] | None, key:
 
 
 START, LEAD, RECORD, SEPARATOR, TARGET, END = range(6)
-"""The stretches of a row; those before the target are its prompt."""
+"""Segments of a row; those before the target form its prompt."""
 Whole = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
@@ -302,14 +305,14 @@ def tokenize_together(
     max_length: int,
     special_tokens: Sequence[str] = (),
 ) -> Block:
-    """Return the rows of ``tokenize``, in flat arrays."""
+    """Return the rows of ``tokenize`` in flat arrays."""
     ids, begins, lengths = _stretches(examples, tokenizer, special_tokens)
     whole, is_empty = lengths.sum(axis=1), lengths[:, TARGET] == 0
     _cut_targets(begins, lengths, max_length, _flags(examples, "cut_target_end"))
     room = max_length - lengths[:, TARGET:].sum(axis=1)
     _cut_prompts(begins, lengths, room, _flags(examples, "cut_start"))
     truncated = lengths.sum(axis=1) < whole
-    # Where there is no prompt, a first token is predicted from the start token.
+    # Without a prompt, the first token is predicted from the start token.
     bare = lengths[:, :TARGET].sum(axis=1) == 0
     lengths[bare, START] = np.minimum(1, room[bare])
     prompts, total = lengths[:, :TARGET].sum(axis=1), lengths.sum(axis=1)
@@ -326,7 +329,7 @@ def tokenize_together(
 def _stretches(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, special_tokens: Sequence[str]
 ) -> tuple[NDArray[np.int32], Whole, Whole]:
-    """Return ids, and of each record where in them its stretches begin and how long they are."""
+    """Return ids, and the beginning in them and the length of each segment of each record."""
     parts = [part for example in examples for part in prompt_parts(example)]
     prompts, prompt_places = _distinct(parts, tokenizer, special_tokens)
     targets, target_places = _distinct([example.target for example in examples], tokenizer, ())
@@ -344,7 +347,7 @@ def _stretches(
 def _distinct(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, special_tokens: Sequence[str]
 ) -> tuple[list[list[int]], Whole]:
-    """Return the ids of the texts, equal ones once, and which of them each text has."""
+    """Return the ids of the distinct texts, and the index of each text among them."""
     numbers: dict[str, int] = {}
     places = [numbers.setdefault(text, len(numbers)) for text in texts]
     return token_ids(list(numbers), tokenizer, special_tokens), np.array(places, np.int64)
@@ -355,17 +358,20 @@ def _flags(examples: Sequence[Example], name: str) -> Flags:
 
 
 def _cut_targets(begins: Whole, lengths: Whole, max_length: int, cut_end: Flags) -> None:
-    """Cuts a target that is too long by itself: its end where that is said, else its beginning."""
+    """Cut, in place, each target that is too long on its own.
+
+    A target loses its end if ``cut_end`` is set for its record, and otherwise its beginning.
+    """
     too_long = np.maximum(0, lengths[:, TARGET] + 1 - max_length)
     begins[:, TARGET] += np.where(cut_end, 0, too_long)
-    # A text cut at its end keeps a token before it, from which its first one is predicted.
+    # A text that is cut at its end keeps a token before it, which predicts its first token.
     ended = np.minimum(lengths[:, TARGET], max_length - 1)
     lengths[cut_end, END] = (lengths[cut_end, TARGET] + 1) <= max_length - 1
     lengths[:, TARGET] = np.where(cut_end, ended, lengths[:, TARGET] - too_long)
 
 
 def _cut_prompts(begins: Whole, lengths: Whole, room: Whole, cut_start: Flags) -> None:
-    """Cuts the records' own texts, and then the prompts' beginnings, to the room there is."""
+    """Cut, in place, the records' texts and then the beginnings of the prompts to ``room``."""
     around = lengths[:, START] + lengths[:, LEAD] + lengths[:, SEPARATOR]
     kept = np.minimum(lengths[:, RECORD], np.maximum(0, room - around))
     begins[:, RECORD] += np.where(cut_start, lengths[:, RECORD] - kept, 0)
@@ -379,12 +385,12 @@ def _cut_prompts(begins: Whole, lengths: Whole, room: Whole, cut_start: Flags) -
 
 
 UNCUT = 2**31
-"""A length that no text has."""
+"""A length that no text reaches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding(ABC):
-    """How a task's records become rows, and how these lie in a batch."""
+    """Conversion of a task's records to rows, with the layout of the rows in a batch."""
 
     layout: Layout
 
@@ -393,27 +399,27 @@ class Encoding(ABC):
         """Return each record as a row, in order.
 
         Raises:
-            InputError: ``max_length`` leaves no room for what must not be cut.
+            InputError: ``max_length`` leaves no room for the parts that must not be cut.
         """
 
     @abstractmethod
     def rows_together(self, examples: Sequence[Any]) -> EncodedRows:
-        """Return the rows of ``rows`` as they are kept for training; none of no records."""
+        """Return the rows of ``rows`` as stored for training; empty without records."""
 
     def by_record(self) -> Self:
-        """Return it for steps that do not clip: a record is at most one random view of it."""
+        """Return the encoding for steps that do not clip, with at most one view per record."""
         return self
 
     def picture(self, examples: Sequence[Any]) -> bytes | None:
-        """Return some records as one PNG, to be looked at; None of what is no image."""
+        """Return some records as one PNG to look at, or None if they are not images."""
         return None
 
     def readable(self, examples: Sequence[Record]) -> list[Record]:
-        """Return those of some records that can be read."""
+        """Return the records that can be read."""
         return list(examples)
 
     def cuts(self, example: Any) -> bool:
-        """Return whether a part of a record would have no room."""
+        """Return whether a part of a record would not fit."""
         return False
 
     def check(self, example: Any) -> None:  # noqa: B027 -- by default a model reads every record
@@ -421,32 +427,32 @@ class Encoding(ABC):
 
     @property
     def view(self) -> RowView | None:
-        """Make what a model reads of a row of ``rows_together``, drawn anew each time.
+        """View that computes the model's input from a row of ``rows_together``.
 
-        None: it reads the row itself.
+        A view is drawn again each time a row is read. None: the model reads the row itself.
         """
         return None
 
     def rows_in_chunks(self, examples: Sequence[Any]) -> tuple[EncodedRows, NDArray[np.int64]]:
-        """Return the rows of all records, and how many each has: one, unless it has several."""
+        """Return the rows of all records, and the number of rows of each record, by default 1."""
         return self.rows_together(examples), np.ones(len(examples), np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenEncoding(Encoding):
-    """Records in the tokens of a tokenizer."""
+    """Encoding of records in the tokens of a tokenizer."""
 
     tokenizer: PreTrainedTokenizerBase
     layout: TextLayout
     max_length: int
-    """Most tokens in a row; each record is cut on its own."""
+    """Maximum number of tokens in a row; each record is cut independently."""
 
     @abstractmethod
     def rows(self, examples: Sequence[Any]) -> list[TokenizedExample]:
         """See ``Encoding.rows``."""
 
     def rows_together(self, examples: Sequence[Any]) -> TokenRows:
-        """See ``Encoding.rows_together``: in flat arrays."""
+        """See ``Encoding.rows_together``; the rows are in flat arrays."""
         return TokenRows(self.rows(examples) if examples else ())
 
     def cuts(self, example: Any) -> bool:
@@ -458,25 +464,25 @@ class TokenEncoding(Encoding):
         return ids
 
     def answer(self, text: str) -> str:
-        """Return the answer that a decoded text contains; by default, all of it."""
+        """Return the answer that a decoded text contains; by default, the whole text."""
         return text
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextEncoding(TokenEncoding):
-    """Prompts and targets, for models that write."""
+    """Encoding of prompts and targets, for models that generate text."""
 
     special_tokens: tuple[str, ...] = ()
-    """Tokens that prompts spell, known to the tokenizer; any other is read as text."""
+    """Tokens of the tokenizer that prompts may spell; any other special token is read as text."""
     asked_sentinels: ClassVar[tuple[int, ...]] = ()
-    """Tokens that stand for gaps of a prompt: none."""
+    """Sentinel tokens for the gaps of a prompt; empty."""
 
     def reference(self, example: Example) -> str:
-        """Return the text that a generated answer is compared with."""
+        """Return the text with which a generated answer is compared."""
         return example.target
 
     def rows(self, examples: Sequence[Example]) -> list[TokenizedExample]:
-        """See ``Encoding.rows``; for a seq2seq model prompt and target are cut apart."""
+        """See ``Encoding.rows``; for a seq2seq model, prompt and target are cut separately."""
         if self.layout.kind != SEQ2SEQ:
             return tokenize(
                 examples,
@@ -524,9 +530,10 @@ class TextEncoding(TokenEncoding):
         """Return the token ids of prompts for generation.
 
         Args:
-            examples: The records; their targets are not read.
-            max_length: Most tokens of prompt and answer together.
-            max_new_tokens: Most tokens of the answer; a seq2seq model writes them elsewhere.
+            examples: Records, whose targets are not read.
+            max_length: Maximum number of tokens of prompt and answer together.
+            max_new_tokens: Maximum number of tokens of the answer. A seq2seq model needs no room
+                for them, because its decoder generates them.
 
         Raises:
             InputError: There is no room for a prompt.
@@ -539,5 +546,5 @@ class TextEncoding(TokenEncoding):
         return [[*prompt, end] for prompt in cut_prompts(self._cuttable(examples), max_length - 1)]
 
     def _cuttable(self, examples: Sequence[Example]) -> list[TokenizedPrompt]:
-        """Return each example's prompt in the parts that cutting tells apart."""
+        """Return the prompt of each example in the parts that cutting distinguishes."""
         return cuttable_prompts(examples, self.tokenizer, self.special_tokens)

@@ -1,17 +1,20 @@
-"""Read image data sets from disk: folders, tables, CelebA, CIFAR, digits.
+"""Readers of image data sets on disk: folders, tables, CelebA, CIFAR and digits.
 
-    DIR/train/cat/1.png  DIR/train/dog/2.jpg  DIR/test/cat/3.png     splits, a folder for each class
-    DIR/cat/1.png        DIR/dog/2.jpg                               a training split alone
+    DIR/train/cat/1.png  DIR/train/dog/2.jpg  DIR/test/cat/3.png     splits, one folder per class
+    DIR/cat/1.png        DIR/dog/2.jpg                               only a training split
     DIR/train.csv        FILE.csv                                    task.image names the column
 
-Paths in a table are relative to its folder and stay within it. What is no image by its name's end
-is refused and not passed over, as in every folder that is read whole. CelebA (Liu et al. 2015) has
-a list of attributes and a partition. CIFAR (Krizhevsky 2009) is read in its binary version, records
-of one length: one byte of a label (CIFAR-100: two, a coarse one and the one that is used) and 3072
-of an image; the version for Python is a pickle, which can run any code of whoever wrote it, and is
-refused by name (docs/dev/design.md, rule 11). Data sets of the Hugging Face hub are Parquet files
-with images in them. The digits come with scikit-learn: 1797 gray images of 8 x 8 (UCI, Alpaydin
-1998).
+Paths in a table are relative to the folder of the table and must stay inside it. A file whose name
+does not end like that of an image is rejected and not skipped, as in every folder that dpft reads
+completely.
+
+CelebA (Liu et al. 2015) has a list of attributes and a list of partitions. CIFAR (Krizhevsky 2009)
+is read in its binary version, which consists of records of fixed length. A record has one label
+byte and 3072 image bytes. CIFAR-100 has two label bytes, for the coarse label and for the fine
+label that dpft uses. The Python version of CIFAR is a pickle, which can run arbitrary code. dpft
+rejects it by its file name (docs/dev/design.md, rule 11). Data sets of the Hugging Face Hub are
+Parquet files that contain images. The digits come with scikit-learn: 1797 gray images of 8 x 8
+pixels (UCI, Alpaydin 1998).
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,15 +30,19 @@ from dpft.tasks.base import SPLITS, ImagePlace
 
 
 def parquet_files(folder: Path, split: str) -> list[Path]:
-    """Return a split's Parquet files, unchecked: see ``split_files``."""
+    """Return the Parquet files of a split; ``in_order`` checks that no shard is missing."""
     return files_by_split(folder, SPLITS, (".parquet",)).get(split, [])
 
 
 def parquet_rows(file: Path, names: Mapping[str, str]) -> Iterator[Row]:
-    """Yield a file's rows, its columns under the names of the task.
+    """Yield the rows of a file, with its columns renamed to the names of the task.
+
+    Args:
+        file: Parquet file.
+        names: Column name in the file to column name of the task.
 
     Raises:
-        InputError: It cannot be read.
+        InputError: The file cannot be read.
     """
     for row in file_rows(file):
         values = {names.get(name, name): value for name, value in row.values.items()}
@@ -46,11 +53,11 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".
 
 
 def image_rows(task: Any, split: str) -> Iterator[Row]:
-    """Yield the images of a split; they stay in their files.
+    """Yield one row per image of a split; the images stay in their files.
 
     Raises:
-        InputError: There is no such split, no image, a folder that is no class, or a path that
-            leads elsewhere.
+        InputError: The split or its images are missing, a folder is not a class, or a path leads
+            outside of the data.
     """
     place = Path(task.data_dir or "").expanduser()
     tables = _tables(place, split)
@@ -71,7 +78,7 @@ def image_rows(task: Any, split: str) -> Iterator[Row]:
 
 
 def image_splits(task: Any) -> set[str]:
-    """Return the splits that are there."""
+    """Return the splits that exist in ``task.data_dir``."""
     place = Path(task.data_dir or "").expanduser()
     tables = {split for split in SPLITS if _tables(place, split)}
     return tables or set(_folders(place))
@@ -87,7 +94,7 @@ def _tables(place: Path, split: str) -> list[Path]:
 
 
 def _folders(place: Path) -> dict[str, Path]:
-    """Return the folder of each split; a folder of classes alone is the training split."""
+    """Return the folder of each split; a folder with only classes is the training split."""
     if not place.is_dir():
         return {}
     named = {split: place / split for split in SPLITS if (place / split).is_dir()}
@@ -132,7 +139,11 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Return the entries of a folder that are not hidden, in order."""
+    """Return the entries of a folder that are not hidden, in order.
+
+    Raises:
+        InputError: An entry is a link to a place outside of the folder.
+    """
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     for entry in entries:
         if entry.is_symlink() and not entry.resolve().is_relative_to(folder.resolve()):
@@ -164,10 +175,10 @@ PARTS = {"train": "0", "validation": "1", "test": "2"}
 
 
 def celeba_rows(task: Any, split: str) -> Iterator[Row]:
-    """Yield the images of a split with all their attributes; they stay in their files.
+    """Yield one row per image of a split, with all attributes; the images stay in their files.
 
     Raises:
-        InputError: A file is missing, or a line of it is of another form.
+        InputError: A file is missing, or one of its lines has another format.
     """
     folder = Path(task.data_dir or "").expanduser()
     tables = parquet_files(folder, split)
@@ -196,7 +207,7 @@ def celeba_rows(task: Any, split: str) -> Iterator[Row]:
 
 
 def celeba_splits(task: Any) -> set[str]:
-    """Return the splits that are there."""
+    """Return the splits that exist in ``task.data_dir``."""
     folder = Path(task.data_dir or "").expanduser()
     if (folder / ATTRIBUTES).is_file() and (folder / PARTITION).is_file():
         return set(PARTS)
@@ -236,11 +247,11 @@ PICKLES = ("data_batch_1", "test_batch", "train", "test", "meta", "batches.meta"
 
 
 def cifar_rows(task: Any, split: str) -> Iterator[Row]:
-    """Yield the images of a split; they stay in their file.
+    """Yield one row per image of a split; the images stay in their file.
 
     Raises:
-        InputError: The folder has no such split, or it is of the version for Python, or a file is
-            not whole.
+        InputError: The folder does not contain the split, contains the Python version of CIFAR, or
+            contains an incomplete file.
     """
     folder = _folder(task)
     binaries = _binaries(folder, split)
@@ -256,7 +267,7 @@ def cifar_rows(task: Any, split: str) -> Iterator[Row]:
 
 
 def cifar_splits(task: Any) -> set[str]:
-    """Return the splits that the folder has; none if it cannot be read."""
+    """Return the splits of the folder, or the empty set if the folder cannot be read."""
     try:
         folder = _folder(task)
     except InputError:
@@ -285,7 +296,7 @@ def _binaries(folder: Path, split: str) -> list[Path]:
 
 
 def _missing_files(folder: Path, split: str) -> str:
-    """Return a message on a folder without a split."""
+    """Return the error message for a folder without the split."""
     pickles = sorted(
         entry.name
         for entry in folder.iterdir()
@@ -327,10 +338,10 @@ EVERY = 5
 
 
 def digit_rows(task: Any, split: str) -> Iterator[Row]:
-    """Yield the digits of a split, train or test; of train, ``task.half`` of them.
+    """Yield the digits of the train or test split; ``task.half`` selects the training digits.
 
     Raises:
-        InputError: scikit-learn is not installed, or there is no such split.
+        InputError: scikit-learn is not installed, or the split does not exist.
     """
     if split not in ("train", "test"):
         raise InputError(
@@ -354,7 +365,9 @@ def digit_rows(task: Any, split: str) -> Iterator[Row]:
 
 
 def places(count: int, split: str, half: str) -> list[int]:
-    """Return the places of a split's digits.
+    """Return the indices of the digits of a split.
+
+    Every fifth digit is a test digit. ``half`` selects all training digits or every second one.
 
     >>> places(11, "test", "all"), places(11, "train", "public"), places(11, "train", "private")
     ([0, 5, 10], [1, 3, 6, 8], [2, 4, 7, 9])

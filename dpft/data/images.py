@@ -1,14 +1,14 @@
-"""Convert images to tensors: decode, augment with random views, normalize, collate.
+"""Conversion of images to tensors: decoding, random views, normalization and collation.
 
-An image is read, decoded and resized in worker processes (``dpft/data/pixels.py``). What becomes of
-it depends on it and on public configuration alone. It is decoded each time a batch needs it, so
-that no more images are in memory than a batch has; all of them are looked at once before training,
-to leave out what is none and to know them by a hash.
+Worker processes read, decode and resize the images (``dpft/data/pixels.py``). The result depends
+only on the image and on public configuration. An image is decoded each time a batch needs it, so
+that at most the images of one batch are in memory. Before training, all images are decoded once to
+find the broken ones and to compute a hash of each image.
 
-A random view (De et al. 2022, section 3.2) is shifted by a few pixels and mirrored; it depends on
-the image and on secret bits of the step alone. Several views of one record are one unit, whose
-gradients are averaged before they are clipped (``task.augmentations``). Pixels run from 0 to 1 and
-are normalized by public constants.
+A random view (De et al. 2022, section 3.2) is shifted by a few pixels and mirrored. It depends only
+on the image and on secret bits of the step. Several views of one record form one privacy unit,
+whose gradients are averaged before they are clipped (``task.augmentations``). Pixels range from 0
+to 1 and are normalized by public constants.
 """
 
 import io
@@ -31,7 +31,7 @@ from dpft.tasks.base import ImagePlace, LabeledImage
 
 
 def check_pillow() -> None:
-    """Check that images can be read.
+    """Check that Pillow is installed, so that images can be read.
 
     Raises:
         InputError: Pillow is not installed.
@@ -46,12 +46,12 @@ def check_pillow() -> None:
 
 COLUMNS = 10
 SIDE, GAP = 56, 4
-"""Height and width of an image in the grid, and what is between two, in pixels."""
+"""Height and width of an image in the grid, and the gap between two images, in pixels."""
 BETWEEN = 255
 
 
 def grid(images: Pixels) -> bytes:
-    """Return images in rows of ten, as PNG."""
+    """Return images in rows of ten, as the bytes of a PNG file."""
     from PIL import Image
 
     rows, side = -(-len(images) // COLUMNS), SIDE + GAP
@@ -66,23 +66,35 @@ def grid(images: Pixels) -> bytes:
     return stream.getvalue()
 
 
+def tiles(sheet: bytes) -> Iterator[bytes]:
+    """Yield each image of a ``grid`` as PNG, in order; the last ones may be blank."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(sheet)) as whole:
+        for down in range(GAP, whole.height, SIDE + GAP):
+            for right in range(GAP, whole.width, SIDE + GAP):
+                stream = io.BytesIO()
+                whole.crop((right, down, right + SIDE, down + SIDE)).save(stream, "PNG")
+                yield stream.getvalue()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageRow:
-    """An image as it is collated."""
+    """An image before collation."""
 
     answer: tuple[float, ...]
     """Probabilities of the classes, or 0 or 1 for each attribute."""
     place: ImagePlace | None = None
     pixels: Pixels | None = None
-    """Shape (channels, height, width); None: to be read from ``place``."""
+    """Pixels of shape (channels, height, width); None: read them from ``place``."""
     bits: bytes | None = None
-    """What its random view is drawn from; None: it is seen as it is."""
+    """Random bytes that select the random view; None: use the image unchanged."""
     weight: float = 1.0
-    """Of its loss: views of one record share it."""
+    """Weight of the row's loss, which is divided among the views of one record."""
 
 
 class ImageRows(EncodedRows):
-    """Images in order, by where they are; several rows may be views of one."""
+    """Images in order, by their location; several rows may be views of one image."""
 
     def __init__(
         self,
@@ -91,7 +103,7 @@ class ImageRows(EncodedRows):
         examined: Sequence[Examined] = (),
         views: int = 1,
     ) -> None:
-        """Hold an image each; ``views`` rows of each stand one after the other."""
+        """Store the images; each image has ``views`` consecutive rows."""
         self._places, self._answers = list(places), list(answers)
         self._examined = list(examined)
         self._which = np.repeat(np.arange(len(self._places)), views)
@@ -108,18 +120,18 @@ class ImageRows(EncodedRows):
 
     @property
     def has_label(self) -> NDArray[np.bool_]:
-        """See ``EncodedRows.has_label``: a broken image has nothing to learn."""
+        """See ``EncodedRows.has_label``; a broken image has nothing to learn."""
         broken = np.array([one.is_broken for one in self._examined], np.bool_)
         return ~broken[self._which]
 
     @property
     def truncated(self) -> NDArray[np.bool_]:
-        """See ``EncodedRows.truncated``: of an image there is no part without room."""
+        """See ``EncodedRows.truncated``; images are never truncated."""
         return np.zeros(len(self), np.bool_)
 
     @property
     def unreadable(self) -> list[str]:
-        """See ``EncodedRows.unreadable``: broken images."""
+        """See ``EncodedRows.unreadable``; the broken images."""
         return [
             place.name
             for place, one in zip(self._places, self._examined, strict=True)
@@ -128,7 +140,7 @@ class ImageRows(EncodedRows):
 
     @property
     def converted(self) -> int:
-        """See ``EncodedRows.converted``: images of other channels."""
+        """See ``EncodedRows.converted``; the images with other channels."""
         return sum(one.is_converted for one in self._examined)
 
     def only(self, places: NDArray[np.bool_]) -> Self:
@@ -145,7 +157,7 @@ class ImageRows(EncodedRows):
         self._weight = rows._weight
 
     def content(self) -> Iterator[bytes]:
-        """See ``EncodedRows.content``: each image's hash and its answer."""
+        """See ``EncodedRows.content``; the hash and the answer of each image."""
         for number in self._which:
             answer = np.array(self._answers[number], np.float64)
             yield self._examined[number].digest.ljust(32, b"\0") + answer.tobytes()
@@ -153,24 +165,24 @@ class ImageRows(EncodedRows):
 
 VIEW_BYTES = 24
 SHARE_PADDED = 8
-"""An image is shifted by up to an eighth of its height and width: 4 pixels of CIFAR's 32."""
+"""Divisor of the largest shift: an eighth of height and width, 4 pixels of CIFAR's 32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomView(RowView):
-    """A shift, by pixels of the image mirrored at its edges, and a mirroring with chance 1/2."""
+    """A random shift, padded by reflection at the edges, and mirroring with probability 1/2."""
 
     def __call__(self, row: ImageRow, bits: Bits) -> ImageRow:
-        """See ``RowView.__call__``: the view is made when the image is read."""
+        """See ``RowView.__call__``; the view is computed when the image is read."""
         return replace(row, bits=bits(VIEW_BYTES))
 
 
 def augmented(pixels: Pixels, bits: bytes) -> Pixels:
-    """Return the view of an image that ``VIEW_BYTES`` random bytes choose.
+    """Return the view of an image that ``VIEW_BYTES`` random bytes select.
 
     Args:
-        pixels: Shape (channels, height, width).
-        bits: Uniform.
+        pixels: Pixels of shape (channels, height, width).
+        bits: Uniformly random bytes.
 
     Returns:
         Pixels of the same shape.
@@ -178,7 +190,7 @@ def augmented(pixels: Pixels, bits: bytes) -> Pixels:
     words = np.frombuffer(bits, np.uint64)
     height, width = pixels.shape[1:]
     down, right = (
-        int(word) % (2 * (size // SHARE_PADDED) + 1)  # one of the places where the view can begin
+        int(word) % (2 * (size // SHARE_PADDED) + 1)  # start of the view in the padded image
         for word, size in zip(words, (height, width), strict=False)
     )
     pads = [(0, 0), *((size // SHARE_PADDED,) * 2 for size in (height, width))]
@@ -192,17 +204,17 @@ LARGEST = 255
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLayout(Layout):
-    """Images of one size; a row's length is 1."""
+    """Batch layout of images of one size; every row has length 1."""
 
     kind: str = IMAGE_CLASSIFIER
     answer: str = CLASSES
     form: ImageForm
     mean: tuple[float, ...]
-    """Of each channel, taken from pixels between 0 and 1."""
+    """Mean of each channel, for pixels between 0 and 1."""
     std: tuple[float, ...]
-    """Of each channel, by which they are divided."""
+    """Standard deviation of each channel, by which the pixels are divided."""
     workers: int = 0
-    """Processes that decode."""
+    """Number of processes that decode images."""
 
     def length(self, row: ImageRow) -> int:
         """See ``Layout.length``."""
@@ -224,7 +236,7 @@ class ImageLayout(Layout):
         """See ``Layout.collate``.
 
         Raises:
-            RunError: An image can no longer be read; names its file.
+            RunError: An image can no longer be read. The message names its file.
         """
         weights = torch.tensor([row.weight for row in rows])
         return Batch(
@@ -238,7 +250,7 @@ class ImageLayout(Layout):
     def synthetic(
         self, model: nn.Module, count: int, longest: int, *, ragged: bool = True
     ) -> Sequence[ImageRow]:
-        """See ``Layout.synthetic``: random pixels and random answers."""
+        """See ``Layout.synthetic``; random pixels and random answers."""
         form, generator = self.form, np.random.default_rng(0)
         shape = (count, form.channels, form.height, form.width)
         pixels = generator.integers(0, LARGEST + 1, shape, np.uint8)
@@ -253,7 +265,7 @@ class ImageLayout(Layout):
         ]
 
     def _pixels(self, rows: Sequence[ImageRow]) -> Pixels:
-        """Return the rows' pixels, shape (b, channels, height, width)."""
+        """Return the pixels of the rows, shape (b, channels, height, width)."""
         unread = [row.place for row in rows if row.pixels is None and row.place is not None]
         try:
             read = iter(decoder(self.form, self.workers).decode(unread)) if unread else iter(())
@@ -274,7 +286,7 @@ class ImageLayout(Layout):
 
 @cache
 def decoder(form: ImageForm, workers: int) -> Decoder:
-    """Return the one decoder of a form: its processes serve training and evaluation alike."""
+    """Return the shared decoder of a form, whose processes serve training and evaluation."""
     return Decoder(form, workers)
 
 
@@ -285,18 +297,18 @@ def _viewed(row: ImageRow) -> Pixels:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageEncoding(Encoding):
-    """Images for a model that sees one and answers with classes or attributes."""
+    """Encoding of images for a model that predicts classes or attributes."""
 
     layout: ImageLayout
     views: int = 0
-    """Random views of a record that a step sees; 0: the image itself."""
+    """Number of random views of a record in each step; 0: the image itself."""
 
     def rows(self, examples: Sequence[LabeledImage]) -> list[ImageRow]:
         """See ``Encoding.rows``."""
         return [ImageRow(place=one.image, answer=self._answer(one)) for one in examples]
 
     def rows_together(self, examples: Sequence[LabeledImage]) -> ImageRows:
-        """See ``Encoding.rows_together``: each image is decoded once, and not kept."""
+        """See ``Encoding.rows_together``; each image is decoded once, and no pixels are kept."""
         places = [one.image for one in examples]
         return ImageRows(
             places,
@@ -308,7 +320,7 @@ class ImageEncoding(Encoding):
     def rows_in_chunks(
         self, examples: Sequence[LabeledImage]
     ) -> tuple[ImageRows, NDArray[np.int64]]:
-        """See ``Encoding.rows_in_chunks``: as many rows as views."""
+        """See ``Encoding.rows_in_chunks``; a record has one row per view."""
         return self.rows_together(examples), np.full(len(examples), max(1, self.views), np.int64)
 
     @property
@@ -317,18 +329,18 @@ class ImageEncoding(Encoding):
         return RandomView() if self.views else None
 
     def picture(self, examples: Sequence[LabeledImage]) -> bytes | None:
-        """See ``Encoding.picture``: rows of small images, in order."""
+        """See ``Encoding.picture``; thumbnails of the images, in order."""
         if not examples:
             return None
         return grid(self._decoder.decode([one.image for one in examples]))
 
     def readable(self, examples: Sequence[Any]) -> list[Any]:
-        """See ``Encoding.readable``: images that are complete."""
+        """See ``Encoding.readable``; the images that are complete."""
         examined = self._decoder.examine([one.image for one in examples])
         return [one for one, seen in zip(examples, examined, strict=True) if not seen.is_broken]
 
     def by_record(self) -> Self:
-        """See ``Encoding.by_record``: one random view, where there would be several."""
+        """See ``Encoding.by_record``; at most one random view instead of several."""
         return replace(self, views=min(self.views, 1))
 
     @property

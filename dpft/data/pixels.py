@@ -1,7 +1,7 @@
-"""Decode and resize image files with Pillow in worker processes.
+"""Decoding and resizing of image files with Pillow in worker processes.
 
-A worker imports this module, and so that it starts in a moment and takes little memory, it imports
-neither torch nor transformers.
+Each worker process imports this module. The module imports neither torch nor transformers, so that
+a worker starts quickly and uses little memory.
 """
 
 import hashlib
@@ -20,48 +20,49 @@ Made = TypeVar("Made")
 
 GRAY, COLOR = 1, 3
 FEW = 16
-"""Encoded images of a batch that are not worth handing to other processes."""
+"""Number of encoded images up to which a batch is decoded without other processes."""
 MOST_PIXELS = 2**28
-"""Of one image: a file of few bytes can spell an image that no memory holds."""
+"""Maximum number of pixels of an image. A file of few bytes can describe an image that exceeds the
+memory."""
 
 
 class BrokenImage(Exception):
-    """A file that is no image, or not all of one; the message names it and shows nothing of it."""
+    """Error for a file that is not a complete image; the message names only the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageForm:
-    """Channels and size that every image is made into; public."""
+    """Channels and size to which every image is converted; public."""
 
     channels: int
-    """1, gray, or 3, color."""
+    """1 for gray, or 3 for color."""
     height: int
     width: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examined:
-    """Facts on an image before training; private."""
+    """Facts about an image before training; private."""
 
     is_broken: bool
     is_converted: bool
-    """Whether it has other channels than those wanted."""
+    """Whether the image has other channels than the form."""
     digest: bytes
-    """SHA-256 of its pixels; of a broken one, nothing."""
+    """SHA-256 of the pixels; empty for a broken image."""
 
 
 class Decoder:
-    """Makes pixels of images, those that are encoded in worker processes where it has any."""
+    """Decoder of images, which decodes encoded images in worker processes if there are any."""
 
     def __init__(self, form: ImageForm, workers: int = 0) -> None:
-        """Make them into ``form``; ``workers`` processes start when they are first needed."""
+        """Set the form; the ``workers`` processes start when they are first needed."""
         self.form, self._workers = form, workers
 
     def decode(self, places: Sequence[ImagePlace]) -> Pixels:
         """Return the pixels of images, shape (n, channels, height, width), uint8.
 
         Raises:
-            BrokenImage: One cannot be decoded; names its file.
+            BrokenImage: An image cannot be decoded. The message names its file.
         """
         form = self.form
         decoded = self._each(_pixels, places)
@@ -72,7 +73,7 @@ class Decoder:
         return np.stack([pixels for pixels in decoded if pixels is not None]).reshape(shape)
 
     def examine(self, places: Sequence[ImagePlace]) -> list[Examined]:
-        """Return facts on each image after decoding it; no pixels are kept."""
+        """Return facts about each image after decoding it; no pixels are kept."""
         return self._each(_examined, places)
 
     def _each(
@@ -85,7 +86,7 @@ class Decoder:
 
         size = max(1, -(-len(places) // (4 * self._workers)))
         pieces = [places[at : at + size] for at in range(0, len(places), size)]
-        # Processes stay for the next batch; nothing of an image is written to share it with them.
+        # The processes stay for the next batch. No image data are written to disk to share them.
         parallel = Parallel(n_jobs=self._workers, backend="loky", max_nbytes=None)
         done = parallel(delayed(_worked)(work, piece, self.form) for piece in pieces)
         return [one for piece_results in done for one in piece_results]

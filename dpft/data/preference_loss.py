@@ -1,7 +1,7 @@
-"""Compute losses of preference pairs: a chosen and a rejected answer to the same prompt.
+"""Losses of preference pairs: a chosen and a rejected answer to the same prompt.
 
 A loss depends on the log-probabilities of the two answers' tokens. DPO and IPO compare them with
-those of a reference model, which are computed once before training.
+the log-probabilities under a reference model, which are computed once before training.
 """
 
 from typing import Annotated, Literal
@@ -38,16 +38,16 @@ class PreferenceLoss(StrictModel):
         return self.objective != ORPO
 
     def __call__(self, nll_sums: Tensor, token_counts: Tensor, references: Tensor | None) -> Tensor:
-        """Return the loss of each pair, shape (b,), in nats (of ipo: squared).
+        """Return the loss of each pair, shape (b,), in nats (for ipo: squared nats).
 
         Args:
-            nll_sums: Negative log-likelihood of each answer, summed over its tokens, shape (2b,);
-                each chosen answer is followed by its rejected one.
-            token_counts: Tokens of each answer, shape (2b,).
+            nll_sums: Negative log-likelihood of each answer, summed over its tokens, shape (2b,).
+                Each chosen answer is followed by its rejected answer.
+            token_counts: Number of tokens of each answer, shape (2b,).
             references: Log-probability of each answer under the reference model, shape (2b,).
 
         Raises:
-            ValueError: The objective needs ``references``, but there are none.
+            ValueError: The objective needs ``references``, but ``references`` is None.
         """
         log_probabilities = -nll_sums
         if self.needs_reference:

@@ -1,4 +1,4 @@
-"""Preference pairs in tokens: a pair is one record, and two contiguous rows of a batch."""
+"""Tokenized preference pairs: a pair is one record and two contiguous rows of a batch."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from dpft.tasks.base import Example
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizedPair:
-    """A prompt with its chosen answer, and the prompt with its rejected answer."""
+    """A prompt with its chosen answer, and the same prompt with its rejected answer."""
 
     chosen: TokenizedExample
     rejected: TokenizedExample
@@ -28,7 +28,7 @@ class TokenizedPair:
 
 
 class PairRows(EncodedRows):
-    """Pairs in tokens, with their reference log-probabilities once these are computed."""
+    """Tokenized pairs, with their reference log-probabilities once these are computed."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class PairRows(EncodedRows):
         rejected: TokenRows,
         references: NDArray[np.float32] | None = None,
     ) -> None:
-        """Keep the rows; ``references`` has shape (pairs, 2)."""
+        """Store the rows; ``references`` has shape (pairs, 2)."""
         self.chosen, self.rejected, self.references = chosen, rejected, references
 
     def __len__(self) -> int:
@@ -56,12 +56,12 @@ class PairRows(EncodedRows):
 
     @property
     def has_label(self) -> NDArray[np.bool_]:
-        """See ``EncodedRows.has_label``: both answers have a token."""
+        """See ``EncodedRows.has_label``; true if both answers have a token."""
         return self.chosen.has_label & self.rejected.has_label
 
     @property
     def truncated(self) -> NDArray[np.bool_]:
-        """See ``EncodedRows.truncated``."""
+        """See ``EncodedRows.truncated``; true if either answer was truncated."""
         return self.chosen.truncated | self.rejected.truncated
 
     def only(self, places: NDArray[np.bool_]) -> "PairRows":
@@ -81,18 +81,18 @@ class PairRows(EncodedRows):
 
 @dataclass(frozen=True, kw_only=True)
 class PairLayout(TextLayout):
-    """Layout of pairs in a batch: each chosen row is followed by its rejected row."""
+    """Batch layout of pairs: each chosen row is followed by its rejected row."""
 
     loss: PreferenceLoss
 
     rows_per_record: ClassVar[int] = 2
 
     def length(self, row: TokenizedPair) -> int:  # type: ignore[override]
-        """See ``Layout.length``: of the longer row."""
+        """See ``Layout.length``; the length of the longer row."""
         return max(super().length(row.chosen), super().length(row.rejected))
 
     def cost(self, row: TokenizedPair) -> int:  # type: ignore[override]
-        """See ``Layout.cost``: of both rows."""
+        """See ``Layout.cost``; the cost of both rows."""
         return super().cost(row.chosen) + super().cost(row.rejected)
 
     def longest(self, rows: Sequence[TokenizedPair]) -> int:  # type: ignore[override]
@@ -116,7 +116,7 @@ class PairLayout(TextLayout):
         ]
 
     def collate(self, rows: Sequence[TokenizedPair]) -> Batch:  # type: ignore[override]
-        """See ``Layout.collate``: a batch of 2b rows, two for each pair."""
+        """See ``Layout.collate``; b pairs give a batch of 2b rows."""
         batch = super().collate([row for pair in rows for row in (pair.chosen, pair.rejected)])
         known = [pair.references for pair in rows if pair.references is not None]
         return replace(
@@ -132,7 +132,7 @@ class PlainPrompts(TextEncoding):
     """Prompts as plain text, for models without a chat template."""
 
     def check(self, example: Any) -> None:
-        """See ``Encoding.check``: the prompt is one message of the user."""
+        """See ``Encoding.check``; the prompt must be one message of the user."""
         if [message.role for message in example.messages] != ["user"]:
             raise InputError(
                 "a prompt of several messages needs a chat template, and this model has none or"
@@ -143,10 +143,10 @@ class PlainPrompts(TextEncoding):
 
 @dataclass(frozen=True, kw_only=True)
 class PairEncoding(TextEncoding):
-    """Pairs, each answer encoded after its prompt as the encoding of single answers does."""
+    """Encoding of pairs; each answer is encoded after its prompt like a single answer."""
 
     single: TextEncoding
-    """Encodes a prompt with one answer: by the chat template, or as plain text."""
+    """Encoding of a prompt with one answer, by the chat template or as plain text."""
 
     def rows(self, examples: Sequence[Example]) -> list[TokenizedPair]:  # type: ignore[override]
         """See ``Encoding.rows``."""
@@ -165,7 +165,7 @@ class PairEncoding(TextEncoding):
         )
 
     def check(self, example: Any) -> None:
-        """See ``Encoding.check``: the prompt with either answer fits ``max_length``."""
+        """See ``Encoding.check``; the prompt with either answer must fit into ``max_length``."""
         self.single.check(example)
         (pair,) = self.rows([example])
         if pair.chosen.truncated or pair.rejected.truncated:
@@ -187,7 +187,7 @@ class PairEncoding(TextEncoding):
         return self.single.prompts(examples, max_length=max_length, max_new_tokens=max_new_tokens)
 
     def reference(self, example: Example) -> str:
-        """See ``TextEncoding.reference``: the chosen answer."""
+        """See ``TextEncoding.reference``; the reference is the chosen answer."""
         return self.single.reference(example)
 
     def answer_ids(self, ids: list[int]) -> list[int]:

@@ -1,11 +1,13 @@
-"""Read and write rows in files (JSONL, CSV, parquet …) or in memory, before a task interprets them.
+"""Readers and writers of rows in files or in memory, before a task interprets them.
 
-Formats are .csv, .jsonl, .jsonl.gz, .json and .parquet (`file_rows`, `write_rows`), and tables that
-a program hands over (`rows_in_memory`: ``dpft.train(rows=...)``, task.source=memory). Each row
-knows its place in the file. Readers are written here rather than taken from a library because
-private files must not land in a library's cache (docs/dev/design.md, rule 11), and because an error
-must name file and line but never quote the row (rule 7): exceptions of the parsers, which may hold
-content, are not chained. All formats but .json are streamed.
+The file formats are .csv, .jsonl, .jsonl.gz, .json and .parquet (`file_rows`, `write_rows`). A
+program can also pass tables (`rows_in_memory`: ``dpft.train(rows=...)``, task.source=memory). Each
+row knows its place in the file.
+
+This module has its own readers for two reasons. Private files must not be copied into the cache of
+a library (docs/dev/design.md, rule 11). An error must name the file and line but must never quote
+the row (rule 7). Exceptions of the parsers may contain row content, so they are not chained. All
+formats except .json are streamed.
 """
 
 import csv
@@ -34,19 +36,19 @@ if TYPE_CHECKING:
 
 
 EMBEDDED_SAMPLE = Path(__file__).parents[1] / "models" / "embedded" / "sample"
-"""Folder of the sample data that ship with dpft: train, validation and test as .jsonl.gz."""
+"""Folder of the bundled sample data: train, validation and test as .jsonl.gz."""
 BYTE_ORDER_MARK = "\ufeff"
-# The library's own limit, 131,072 letters in a cell, is below a long document.
+# The default limit of the csv module, 131,072 characters per cell, is too low for documents.
 csv.field_size_limit(sys.maxsize)
 
 
 class FaultyRow(InputError):
-    """A row that cannot be read in the form that its task requires.
+    """Error for a row that cannot be read in the form that its task requires.
 
     Attributes:
-        place: The file and line of the row; the key of the error.
-        fault: The reason; equal for all rows with the same fault.
-        hint: An override that fixes the fault.
+        place: File and line of the row; the key of the error.
+        fault: Reason; equal for all rows with the same fault.
+        hint: Override that fixes the fault.
     """
 
     def __init__(self, place: str, fault: str, hint: str | None = None) -> None:
@@ -55,24 +57,24 @@ class FaultyRow(InputError):
 
 
 class Row(NamedTuple):
-    """One row, not yet checked."""
+    """One row of a table, not yet checked."""
 
     place: str
     """File and line, or data set and row, for messages."""
     values: Mapping[str, object]
-    """Column name to value; a short csv row lacks its last columns."""
+    """Column name to value. A short csv row lacks its last columns."""
     has_columns: bool = True
-    """Whether the columns are the file's own; a text file has none."""
+    """Whether the columns come from the file; a text file has no columns."""
     fault: str | None = None
-    """Why the row has no values, where its line is none of its format."""
+    """Reason why the row has no values, if its line is invalid in the format of the file."""
     short_of: int | None = None
-    """How many columns the header has, where the row has fewer cells."""
+    """Number of columns of the header, if the row has fewer cells."""
 
     def sound(self) -> Mapping[str, object]:
-        """Return the values.
+        """Return the values of the row.
 
         Raises:
-            FaultyRow: It has none.
+            FaultyRow: The row has a fault and therefore no values.
         """
         if self.fault is not None:
             raise FaultyRow(self.place, self.fault)
@@ -80,21 +82,21 @@ class Row(NamedTuple):
 
 
 Reader: TypeAlias = Callable[[BinaryIO, str], Iterator[Row]]
-"""From a file's bytes, and its name for messages, to its rows."""
+"""Function of the bytes of a file and its name for messages that yields the rows."""
 
 
 def read_rows(
     stream: BinaryIO, file: str, formats: Mapping[str, Reader] | None = None
 ) -> Iterator[Row]:
-    """Yield the rows of a file in the format its name ends with.
+    """Yield the rows of a file in the format that the ending of its name indicates.
 
     Args:
-        stream: The file's bytes.
-        file: Its path or address; ends with one of ``formats``.
-        formats: Readers by the ending of a file's name; None: ``FORMATS``.
+        stream: Bytes of the file.
+        file: Path or address of the file; must end with one of ``formats``.
+        formats: Readers by file name ending; None means ``FORMATS``.
 
     Raises:
-        InputError: The file cannot be read as that format; names file and line.
+        InputError: The file cannot be read in that format. The message names the file and line.
     """
     note_records_read()
     readers = FORMATS if formats is None else formats
@@ -103,15 +105,18 @@ def read_rows(
 
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-"""Characters between the cells of a .csv file, and their names in messages."""
+"""Separators between the cells of a .csv file, and their names in messages."""
 
 
 def csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
-    """Yield the rows of a .csv file, whose first line is its header.
+    """Yield the rows of a .csv file, whose first line is the header.
 
-    If the header has a single column with commas and several with exactly one other of
-    ``SEPARATORS``, then that one separates the cells. Only the header decides, so that no record
-    changes how other records are read.
+    Commas separate the cells, with one exception. If commas give a single header column and exactly
+    one other of ``SEPARATORS`` gives several, that separator is used. Only the header decides, so
+    no record affects how other records are read.
+
+    Raises:
+        InputError: The file is not valid CSV, or two columns have the same name.
     """
     lines = decoded_lines(_csv_lines(stream), file)
     separator, head = _separator(lines)
@@ -145,7 +150,7 @@ def csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
 
 
 def _csv_lines(stream: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file; a carriage return ends a line if it ends the first one."""
+    """Yield the lines of a file; a carriage return ends a line if it ends the first line."""
     ends_lines = False
     for number, line in enumerate(stream):
         if number == 0:
@@ -154,7 +159,7 @@ def _csv_lines(stream: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _separator(lines: Iterator[str]) -> tuple[str, list[str]]:
-    """Return the separator that a file's header shows, and the lines that were read for it."""
+    """Return the separator that the header indicates, and the lines read to find it."""
     head: list[str] = []
 
     def recorded() -> Iterator[str]:
@@ -175,9 +180,9 @@ def _separator(lines: Iterator[str]) -> tuple[str, list[str]]:
 
 
 def _refuse_twice(names: Sequence[str], place: str) -> None:
-    """Reject two columns with the same name, because either could be the one that a key names.
+    """Reject two columns with the same name, because a key could name either of them.
 
-    Columns without a name, which spreadsheets leave behind, do not count.
+    Columns without a name, which spreadsheets often leave, are not compared.
     """
     named = [name for name in names if name.strip()]
     if len(set(named)) < len(named):
@@ -200,10 +205,10 @@ def _jsonl_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
 
 
 def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; for ``json.loads``.
+    """Return a JSON object from its keys and values; a hook for ``json.loads``.
 
     Raises:
-        ValueError: A key occurs twice. Other readers use the first, Python uses the last.
+        ValueError: A key occurs twice. Python would use the last value, other readers the first.
     """
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -212,11 +217,11 @@ def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=each_key_once)
-"""Made once: to make it takes as long as to read a short line."""
+"""Shared decoder, because creating a decoder takes as long as reading a short line."""
 
 
 def packed(read: Callable[[Iterable[bytes], str], Iterator[Row]]) -> Reader:
-    """Return a reader of files that ``read`` reads once gzip has unpacked them."""
+    """Return a reader of gzip files, which passes the unpacked lines to ``read``."""
 
     def read_packed(stream: BinaryIO, file: str) -> Iterator[Row]:
         try:
@@ -231,7 +236,7 @@ def packed(read: Callable[[Iterable[bytes], str], Iterator[Row]]) -> Reader:
 
 
 def _json_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
-    """Yield the objects of a file that is one list of them."""
+    """Yield the objects of a file that contains one JSON list of objects."""
     text = "".join(decoded_lines(stream, file))
     try:
         values = json.loads(text, object_pairs_hook=each_key_once)
@@ -251,7 +256,7 @@ def _json_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
 
 
 def _parquet_rows(stream: BinaryIO, file: str) -> Iterator[Row]:
-    import pyarrow  # costs half a second, and no other format needs it
+    import pyarrow  # takes half a second, and no other format needs it
     from pyarrow import parquet
 
     number = 0
@@ -272,7 +277,7 @@ def _parquet_rows(stream: BinaryIO, file: str) -> Iterator[Row]:
         ) from None
     except InputError:
         raise
-    except (ValueError, OverflowError):  # they quote the value
+    except (ValueError, OverflowError):  # their messages quote the value
         raise InputError(
             f"{file}, after row {number}: a value, such as a date, is out of Python's range. Remove"
             " its column.",
@@ -281,10 +286,10 @@ def _parquet_rows(stream: BinaryIO, file: str) -> Iterator[Row]:
 
 
 def decoded_lines(stream: Iterable[bytes], file: str) -> Iterator[str]:
-    """Yield the lines as text, ends included, without a byte-order mark.
+    """Yield the lines as text, including line ends, without a byte-order mark.
 
     Raises:
-        InputError: A line is not UTF-8; names file and line.
+        InputError: A line is not UTF-8. The message names the file and line.
     """
     for number, line in enumerate(stream, start=1):
         try:
@@ -298,7 +303,7 @@ def decoded_lines(stream: Iterable[bytes], file: str) -> Iterator[str]:
 
 
 def line_place(file: str, line: int) -> str:
-    """Return how messages name a line."""
+    """Return the name of a line for messages."""
     return f"{file}, line {line}"
 
 
@@ -309,14 +314,14 @@ FORMATS: dict[str, Reader] = {
     ".json": _json_rows,
     ".parquet": _parquet_rows,
 }
-"""Endings of a file's name, in the order they are listed to the user, and their readers."""
+"""Readers by file name ending, in the order in which messages list the endings."""
 
 
 def file_rows(path: Path, formats: Mapping[str, Reader] | None = None) -> Iterator[Row]:
-    """Yield a file's rows, not yet checked.
+    """Yield the rows of a file, not yet checked.
 
     Raises:
-        InputError: It cannot be read; names file and line.
+        InputError: The file cannot be read. The message names the file and line.
     """
     try:
         with path.open("rb") as stream:
@@ -327,27 +332,29 @@ def file_rows(path: Path, formats: Mapping[str, Reader] | None = None) -> Iterat
 
 @dataclass(frozen=True, kw_only=True)
 class LocalForm:
-    """How data on disk of one form are read."""
+    """Functions that read local data of one form."""
 
     rows: Callable[[Any, str], Iterator[Row]]
-    """Yields the rows of a task's split; raises ``InputError`` where they cannot be read."""
+    """Function that yields the rows of a task's split; raises ``InputError`` if they cannot be
+    read."""
     splits: Callable[[Any], set[str]]
-    """Returns the splits that a task's data hold; none where they cannot be read."""
+    """Function that returns the splits in a task's data, or no splits if the data cannot be
+    read."""
 
 
 RowValues = Sequence[Mapping[str, Any]]
 
 
 def write_rows(path: Path, rows: RowValues, *, mode: int = 0o644) -> None:
-    """Write the rows in the format that the file's name ends with, whole or not at all.
+    """Write the rows atomically, in the format that the file name ends with.
 
-    The columns of a table come in the order in which rows name them; a row that lacks one has
-    nothing there.
+    The columns of a table appear in the order in which the rows first name them. A row without a
+    value for a column has an empty cell there, or null in .parquet.
 
     Args:
-        path: Ends with one of ``WRITERS``.
-        rows: Column name to value, at least one row; .csv has no lists among the values.
-        mode: Of the new file.
+        path: File name that ends with one of ``WRITERS``.
+        rows: Column name to value, at least one row. The values of a .csv file must not be lists.
+        mode: Permissions of the new file.
     """
     write_bytes(path, WRITERS[path.suffix](rows), mode=mode)
 
@@ -367,7 +374,7 @@ def _csv_bytes(rows: RowValues) -> bytes:
 
 
 def _parquet_bytes(rows: RowValues) -> bytes:
-    import pyarrow  # costs half a second, and no other format needs it
+    import pyarrow  # takes half a second, and no other format needs it
     from pyarrow import parquet
 
     columns = {column: [row.get(column) for row in rows] for column in _columns(rows)}
@@ -379,7 +386,7 @@ def _parquet_bytes(rows: RowValues) -> bytes:
 
 
 def _array(values: Sequence[Any]) -> Any:
-    """Return a column, as text where its values are of several types."""
+    """Return the values as a column, converted to text if they have several types."""
     import pyarrow
 
     try:
@@ -389,7 +396,7 @@ def _array(values: Sequence[Any]) -> Any:
 
 
 def _cell(value: Any) -> str | None:
-    """Return a value as text; a number is written as JSON has it."""
+    """Return a value as text; a value that is not text is written as JSON."""
     return value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False)
 
 
@@ -402,7 +409,7 @@ WRITERS: dict[str, Callable[[RowValues], bytes]] = {
     ".csv": _csv_bytes,
     ".parquet": _parquet_bytes,
 }
-"""Endings of a file's name, in the order they are listed to the user, and what writes each."""
+"""Writers by file name ending, in the order in which messages list the endings."""
 
 
 MEMORY = "memory"
@@ -410,23 +417,23 @@ MEMORY = "memory"
 TRAIN = "train"
 
 Rows: TypeAlias = Union["datasets.Dataset", "pd.DataFrame", Iterable[Mapping[str, Any]]]
-"""A table: a data set of ``datasets``, a frame of pandas, or mappings of column to value."""
+"""A table: a data set of ``datasets``, a pandas frame, or mappings of column name to value."""
 Splits: TypeAlias = Mapping[str, Rows]
-"""Tables by the name of their split, such as a ``datasets.DatasetDict``."""
+"""Tables by split name, such as a ``datasets.DatasetDict``."""
 
 _held: ContextVar[dict[str, Rows] | None] = ContextVar("rows_in_memory", default=None)
 
 
 @contextmanager
 def rows_in_memory(rows: Rows | Splits | None, *, split: str = TRAIN) -> Iterator[None]:
-    """Hold rows inside the block, where ``task.source=memory`` reads them.
+    """Provide rows for ``task.source=memory`` inside the block.
 
     Args:
-        rows: Of one split, or of several by name; None: there are none, and nothing changes.
-        split: What one table is of.
+        rows: Rows of one split, or tables by split name. None means no rows; then nothing changes.
+        split: Split of a single table.
 
     Raises:
-        InputError: They are no rows.
+        InputError: ``rows`` is neither a table nor tables by split name.
     """
     if rows is None:
         yield
@@ -439,10 +446,10 @@ def rows_in_memory(rows: Rows | Splits | None, *, split: str = TRAIN) -> Iterato
 
 
 def split_tables(rows: Rows | Splits, split: str = TRAIN) -> dict[str, Rows]:
-    """Return the tables by split; one table alone is of ``split``.
+    """Return the tables by split name; a single table belongs to ``split``.
 
     Raises:
-        InputError: They are no rows.
+        InputError: ``rows`` is neither a table nor tables by split name.
     """
     tables = dict(rows) if isinstance(rows, Mapping) else {split: rows}
     for name, table in tables.items():
@@ -464,20 +471,21 @@ def split_tables(rows: Rows | Splits, split: str = TRAIN) -> dict[str, Rows]:
         datasets = sys.modules.get("datasets")
         is_data_set = datasets is not None and isinstance(table, datasets.Dataset)
         if not (_is_frame(table) or is_data_set):
-            tables[name] = list(table)  # Every reading is to find the same rows.
+            tables[name] = list(table)  # Every pass must find the same rows.
     return tables
 
 
 def held_splits() -> tuple[str, ...]:
-    """Return the splits of which rows are held; none outside of ``rows_in_memory``."""
+    """Return the splits of the rows in memory; empty outside of ``rows_in_memory``."""
     return tuple(_held.get() or ())
 
 
 def memory_rows(split: str) -> Iterator[Row]:
-    """Yield the rows held of a split, not yet checked.
+    """Yield the rows of a split in memory, not yet checked.
 
     Raises:
-        InputError: None are held, or one is no mapping, or two columns have one name.
+        InputError: There are no rows of the split, a row is not a mapping, or two columns have the
+            same name.
     """
     note_records_read()
     held = _held.get()
@@ -506,7 +514,7 @@ def memory_rows(split: str) -> Iterator[Row]:
 
 
 def _is_frame(table: object) -> bool:
-    # Whoever has a frame has imported pandas; dpft itself does without.
+    # A caller that has a frame has imported pandas; dpft does not import pandas.
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(table, pandas.DataFrame)
 
@@ -520,13 +528,13 @@ def _mappings(table: Any) -> Iterator[Any]:
             "rows must have columns with different names, got a frame with a duplicate name.",
             key="rows",
         )
-    # What a frame lacks is NaN or NaT; a file's missing cell is None.
+    # A missing cell is NaN or NaT in a frame, but None in a file.
     records: list[Any] = table.astype(object).where(table.notna(), None).to_dict("records")
     return iter(records)
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without numpy's types: pandas reads lists of .parquet files as arrays."""
+    """Return a value without NumPy types; pandas reads lists of .parquet files as arrays."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.dtype == object):
         value = value.tolist()
     if isinstance(value, list):

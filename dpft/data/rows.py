@@ -1,9 +1,9 @@
-"""Convert raw rows to a task's examples, with their privacy unit, and read prompts.
+"""Conversion of raw rows to a task's examples with their privacy unit, and a reader of prompts.
 
-No message quotes a row. Its columns are named where messages go to a terminal, which its owner
-reads, and nowhere else: in a file without a header they are a record. What a model writes after a
-user's prompt is post-processing only where the prompt holds no record that the model was trained
-on, so the run's own files are refused as prompts.
+No message quotes a row. Messages name the columns of a row only on a terminal, which the owner of
+the data reads. In a file without a header, the column names are a record. Text that a model
+generates after a user's prompt is post-processing only if the prompt contains no training record.
+dpft therefore rejects the data files of the run as prompts.
 """
 
 import difflib
@@ -31,30 +31,32 @@ from dpft.tasks.base import SKIPPED, Example, Record, Task, TextTask, is_unicode
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 Check: TypeAlias = Callable[[Any], None]
-"""Raises ``InputError`` for an example that the model cannot read, such as ``Encoding.check``."""
+"""Function that raises ``InputError`` for an example that the model cannot read, such as
+``Encoding.check``."""
 TEMPLATES = ("text", "prompt", "target")
-"""Last parts of the keys whose values name columns in braces."""
+"""Last parts of the configuration keys whose values name columns in braces."""
 LONGEST_NAME = 40
-"""Letters of a column's name that a message shows."""
+"""Maximum number of characters of a column name that a message shows."""
 
 
 def accept_all(record: Record) -> None:
-    """Accept a record: no model restricts which records it can read."""
+    """Accept every record, because no model restricts which records can be read."""
 
 
 def examples_of(
     task: Task, row: Row, *, blank: bool = False, check: Check = accept_all
 ) -> Sequence[Record]:
-    """Return the examples a row stands for.
+    """Return the examples that a task creates from a row.
 
     Args:
-        task: Says what a row means.
-        row: Of its data.
-        blank: Whether a value that is missing or faulty is read as an empty text.
-        check: Raises ``InputError`` for an example that the model cannot read.
+        task: Task that defines the meaning of a row.
+        row: Row of the task's data.
+        blank: Whether to read a missing or invalid value as an empty text.
+        check: Function that raises ``InputError`` for an example that the model cannot read.
 
     Raises:
-        FaultyRow: A column is missing or faulty, or ``check`` fails; names file and line.
+        FaultyRow: A column is missing or invalid, or ``check`` fails. The message names the file
+            and line.
     """
     row.sound()
     optional = [column for column in task.optional_columns if _present(task, row, column)]
@@ -71,7 +73,11 @@ def examples_of(
 
 
 def make_from_row(row: Row, make: Callable[[Given], Made], values: Given) -> Made:
-    """Return ``make`` of a row's values; an error names the row."""
+    """Return ``make(values)`` for the values of a row; an error names the row.
+
+    Raises:
+        FaultyRow: ``make`` raised an ``InputError``.
+    """
     try:
         return make(values)
     except InputError as error:
@@ -80,11 +86,12 @@ def make_from_row(row: Row, make: Callable[[Given], Made], values: Given) -> Mad
 
 
 MOST_KINDS, MOST_LINES, ENOUGH = 10, 10, 1000
-"""Faults that are reported, lines that are named of each, and rows after which reading stops."""
+"""Maximum number of reported faults, of named lines per fault, and of invalid rows before reading
+stops."""
 
 
 class FaultyRows:
-    """Gathers the faulty rows of a split, so that one error names the lines of all of them."""
+    """Collector of a split's invalid rows, so that one error names the lines of all of them."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[str, str, str | None], list[str]] = {}
@@ -92,12 +99,12 @@ class FaultyRows:
 
     @property
     def are_any(self) -> bool:
-        """Whether there are any."""
+        """Whether there are any invalid rows."""
         return self._number > 0
 
     @property
     def are_enough(self) -> bool:
-        """Whether more of them would not be of use."""
+        """Whether there are so many invalid rows that reading can stop."""
         return self._number >= ENOUGH
 
     def add(self, row: FaultyRow) -> None:
@@ -113,7 +120,12 @@ class FaultyRows:
                 lines.append(number)
 
     def refused(self, *others: Fault, may_skip: bool) -> InputError:
-        """Return one error for all faulty rows; the last fault suggests to skip them."""
+        """Return one error for all invalid rows.
+
+        Args:
+            others: Further faults to report in the same error.
+            may_skip: Whether the last fault suggests skipping the rows, if it has no other hint.
+        """
         faults = []
         for (before, message, hint), lines in self._lines.items():
             place = _lines(before, lines)
@@ -124,7 +136,7 @@ class FaultyRows:
 
 
 def _lines(before: str, lines: Sequence[str]) -> str:
-    """Return the place of the rows with a fault: "x.csv, lines 3, 8 and 9"."""
+    """Return the place of the rows with a fault, such as "x.csv, lines 3, 8 and 9"."""
     if len(lines) == 1:
         return f"{before} {lines[0]}".rstrip()
     *first, last = lines
@@ -134,7 +146,7 @@ def _lines(before: str, lines: Sequence[str]) -> str:
 
 
 def with_unique_groups(examples: Sequence[Record], taken: set[str]) -> Sequence[Record]:
-    """Return a row's examples, their groups renamed where an earlier row has them: "… (2)"."""
+    """Return the examples of a row; "… (2)" renames groups that earlier rows have."""
     texts = [example for example in examples if isinstance(example, Example)]
     names = {group: _unused(group, taken) for group in {example.group for example in texts}}
     taken.update(names.values())
@@ -147,10 +159,10 @@ def _unused(group: str, taken: set[str]) -> str:
 
 
 def row_values(task: Task, row: Row, columns: Sequence[str]) -> dict[str, Any]:
-    """Return a row's values of some of the task's columns, under the task's own names.
+    """Return a row's values of some of the task's columns, by the names that the task uses.
 
     Raises:
-        FaultyRow: A column is missing, or does not hold text where it must.
+        FaultyRow: A column is missing, or does not contain text although it must.
     """
     row.sound()
     return {column: _value(task, row, column, columns) for column in columns}
@@ -182,7 +194,7 @@ def _value(task: Task, row: Row, column: str, needed: Sequence[str]) -> object:
 
 
 def _text_or_blank(task: Task, row: Row, column: str) -> object:
-    """Return a row's value of a column; an empty text in the place of a missing or faulty one."""
+    """Return a row's value of a column, or an empty text if the value is missing or invalid."""
     try:
         value = _value(task, row, column, task.columns)
     except FaultyRow:
@@ -192,19 +204,19 @@ def _text_or_blank(task: Task, row: Row, column: str) -> object:
 
 
 def _names(task: Task, column: str) -> list[str]:
-    """Return the names under which a row may hold a column: its own, then its aliases."""
+    """Return the names that a column may have in a row: its own name, then its aliases."""
     return [column, *(alias for alias, name in task.column_aliases.items() if name == column)]
 
 
 def _present(task: Task, row: Row, column: str) -> list[str]:
-    """Return those of a column's names that the row has."""
+    """Return the names of a column that occur in the row."""
     return [name for name in _names(task, column) if name in row.values]
 
 
 def _named_by(key: str, row: Row, column: str) -> str:
-    """Return the end of the message on a missing column that a configuration key names.
+    """Return the end of the error message for a missing column that a configuration key names.
 
-    The names of columns may be a record: the first one, if the file has no header.
+    The column names may be a record: the first record, if the file has no header.
     """
     number = len(row.values)
     if row.short_of is not None:
@@ -225,17 +237,17 @@ def _named_by(key: str, row: Row, column: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return a column's name for a terminal: nothing that moves its cursor, a long one cut."""
+    """Return a column name for a terminal, without control characters and of limited length."""
     text = "".join(letter if letter.isprintable() else "?" for letter in name)
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
 
 def unit_of(row: Row, column: str) -> str:
-    """Return the value that states whose record a row is; it is never shown.
+    """Return the privacy unit of a row, such as a customer id, which messages never show.
 
     Raises:
         InputError: The file has no columns.
-        FaultyRow: The row has no such value.
+        FaultyRow: The row has no valid value in the column.
     """
     row.sound()
     if not row.has_columns:
@@ -264,19 +276,22 @@ def unit_of(row: Row, column: str) -> str:
 
 
 PROMPTS = "prompts"
-"""Name under which a table of prompts is held in memory."""
+"""Name under which a table of prompts is stored in memory."""
 
 
 def load_prompts(
     task: TextTask, file: str, check: Check = accept_all
 ) -> list[tuple[dict[str, Any], Example]]:
-    """Return each row's prompt columns, and the prompt that the task makes of them.
+    """Return the prompt columns of each row, and the prompt that the task creates from them.
 
-    ``check`` is as in ``examples_of``.
+    Args:
+        task: Task that defines the prompt columns.
+        file: File with prompts, or ``MEMORY`` for prompts in memory.
+        check: As in ``examples_of``.
 
     Raises:
-        InputError: The file is missing, empty or of another format, or has faulty rows; the
-            message names file and lines and never quotes a row.
+        InputError: The file is missing, empty or in another format, or has invalid rows. The
+            message names the file and lines and never quotes a row.
     """
     prompts = []
     faulty = FaultyRows()
@@ -318,13 +333,13 @@ def _file_rows(file: str) -> Iterator[Row]:
 
 
 def are_records(task: Task, file: str) -> bool:
-    """Return whether a run's own records were read from a file, under whatever name."""
+    """Return whether the run's records were read from a file, under any name of the file."""
     path = Path(file).expanduser()
     return path.exists() and any(path.samefile(split) for split in split_files(task))
 
 
 def split_files(task: Task) -> list[Path]:
-    """Return the files on this machine that the task's splits are read from."""
+    """Return the files on this machine from which the splits of the task are read."""
     if task.effective_source == "embedded":
         return [entry for entry in EMBEDDED_SAMPLE.iterdir() if entry.is_file()]
     if task.data_dir is None:

@@ -1,9 +1,9 @@
-"""Load the examples of a task from its source: hub, URL, local files, memory, bundled sample.
+"""Sources of a task's examples: hub, URL, local files, memory and the bundled sample.
 
-The one place where records enter dpft. Every fault of a file is one ``InputError`` that names file
-and line and never quotes the row: rows may be private, messages are not (docs/dev/design.md, rule
-7). Only ``task.source=url`` downloads, published files alone, which are kept in the user's cache
-folder; private files are read in place.
+Records enter dpft only through this module. Each fault of a file is one ``InputError`` that names
+the file and line and never quotes the row. Rows may be private, but messages are not
+(docs/dev/design.md, rule 7). With ``task.source=url``, only published files are kept in the user's
+cache folder. Private files on disk are read in place.
 """
 
 import hashlib
@@ -53,26 +53,26 @@ OFFLINE_ADVICE = (
     " bundled data"
 )
 OFFLINE_HINT = "task=e2e task.source=embedded model=tiny"
-"""Advice and hint of an error about unreachable data."""
+"""Advice and hint of an error about data that cannot be reached."""
 
 
 def cache_directory() -> Path:
-    """Return the folder for downloads: ``$DPFT_CACHE``, else dpft in the user's cache folder."""
+    """Return the folder for downloads: ``$DPFT_CACHE``, or dpft in the user's cache folder."""
     if "DPFT_CACHE" in os.environ:
         return Path(os.environ["DPFT_CACHE"]).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpft"
 
 
 def fetch(url: str, *, cache: bool) -> bytes:
-    """Return a file's bytes.
+    """Return the bytes of a file at a URL.
 
     Args:
-        url: An http or https address.
-        cache: Keep a copy and read it next time; only for published files, since a user's own
-            text must not stay in a cache (docs/dev/design.md, rule 11).
+        url: HTTP or HTTPS address.
+        cache: Whether to keep a copy for the next call. Use it only for published files, because
+            private text must not remain in a cache (docs/dev/design.md, rule 11).
 
     Raises:
-        InputError: The address is of another kind, or cannot be reached.
+        InputError: The address is not HTTP or HTTPS, or cannot be reached.
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise InputError(
@@ -108,7 +108,7 @@ def _download(url: str) -> bytes:
 
 
 def _store(content: bytes, path: Path) -> None:
-    """Write the file whole or not at all; without a writable cache it is fetched every time."""
+    """Write a file to the cache atomically; do nothing if the cache is not writable."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
@@ -119,8 +119,9 @@ def _store(content: bytes, path: Path) -> None:
 
 
 LETTERS_PER_TOKEN = 256
-"""Letters of a text that are kept for each token of ``task.longest``, and for each chunk of a text.
-Public. The longest tokens of the vocabularies in use have 128, so that what is cut had no room."""
+"""Number of characters of a text that are kept per token of ``task.longest`` and per chunk. Public.
+The longest tokens of common vocabularies have 128 characters, so the removed text would not fit
+anyway."""
 
 
 _FORMS = {
@@ -130,63 +131,64 @@ _FORMS = {
     "digits": "dpft.data.image_files:DIGITS_FORM",
     "images": "dpft.data.image_files:IMAGES_FORM",
 }
-"""Data on disk in a form of their own, not a table a split (``Task.local_form``): where each is."""
+"""Location of each form of local data (``Task.local_form``) that is not one table per split."""
 
 
 def local_form(name: str) -> LocalForm:
-    """Return a form by what ``Task.local_form`` calls it."""
+    """Return the form with the name that ``Task.local_form`` gives."""
     module, _, attribute = _FORMS[name].partition(":")
     form: LocalForm = getattr(import_module(module), attribute)
     return form
 
 
 def load_examples(task: Task, split: str, check: Check = accept_all) -> list[Record]:
-    """Return every example of a split, or of one of its parts, in the order of its source.
+    """Return every example of a split, or of one of its parts, in the order of the source.
 
     Args:
-        task: Says where the rows are and what one of them means.
-        split: train, validation or test, or one of the task's ``parts`` of them.
-        check: Raises ``InputError`` for an example that the model cannot read.
+        task: Task that defines where the rows are and what a row means.
+        split: train, validation or test, or one of the task's ``parts`` of a split.
+        check: Function that raises ``InputError`` for an example that the model cannot read.
 
     Returns:
-        What ``task.examples`` makes of the rows: ``Example`` or ``LabeledExample``.
+        Records that ``task.examples`` creates: ``Example``, ``LabeledExample`` or ``LabeledImage``.
 
     Raises:
-        InputError: The source or the split is missing, unreachable, empty, or has a faulty row.
+        InputError: The source or split is missing, unreachable or empty, or has an invalid row.
     """
     read = read_examples(task, split, None, check)
     return [entry.record for entry in read if entry.record is not None]
 
 
 class ReadRecord(NamedTuple):
-    """A record as it was read from a row."""
+    """A record that was read from a row."""
 
     record: Record | None
-    """An example of it; None: the row is faulty, and left out."""
+    """Example of the row; None if the row is invalid and skipped."""
     unit: str
-    """Whose it is; of its own where the row does not say."""
+    """Privacy unit of the row. A skipped row without a valid unit is a unit of its own."""
     is_cut: bool
-    """Whether its texts were cut to ``LETTERS_PER_TOKEN`` before any tokenizer reads them."""
+    """Whether its texts were cut according to ``LETTERS_PER_TOKEN`` before tokenization."""
 
 
 def read_examples(
     task: Task, split: str, column: str | None, check: Check = accept_all
 ) -> Iterator[ReadRecord]:
-    """Yield every example of a split and whose it is, as the rows are read.
+    """Yield every example of a split with its privacy unit, as the rows are read.
 
-    A faulty row is refused, with others of the split, or left out, as ``task.on_invalid`` has it;
-    that is decided by the row alone. A text far too long for ``task.longest`` tokens is cut.
+    ``task.on_invalid`` determines the treatment of an invalid row. The row is skipped, rejected
+    together with the other invalid rows of the split, or read with empty texts for missing values.
+    The treatment depends only on the row itself. A text that is far too long for ``task.longest``
+    tokens is cut.
 
     Args:
-        task: As ``load_examples``.
-        split: As ``load_examples``.
-        column: The column, such as customer_id, whose value says whose record a row is. Values
-            are compared as text, without the blanks around them: 7 and " 7" are one unit. None:
-            that is not asked, and the unit is empty.
-        check: As ``load_examples``; a row whose example fails is faulty.
+        task: As in ``load_examples``.
+        split: As in ``load_examples``.
+        column: Column with the privacy unit of a row, such as customer_id. Values are compared as
+            text without surrounding blanks, so 7 and " 7" are one unit. None: every unit is empty.
+        check: As in ``load_examples``; a row is invalid if its example fails the check.
 
     Raises:
-        InputError: As ``load_examples``, or a row has no value in the column, or one that is
+        InputError: As in ``load_examples``, or a row has no value in the column, or a value that is
             neither text nor a whole number.
     """
     if split not in task.all_parts:
@@ -242,7 +244,7 @@ def read_examples(
 
 
 def _read_with_blanks(task: Task, member: Task, row: Row, check: Check) -> Sequence[Record]:
-    """Return an invalid row's examples if missing values may be read as empty; else none."""
+    """Return an invalid row's examples with empty texts for missing values, if allowed."""
     if task.on_invalid != MISSING:
         return ()
     try:
@@ -252,7 +254,7 @@ def _read_with_blanks(task: Task, member: Task, row: Row, check: Check) -> Seque
 
 
 def _rows_of_members(task: Task, split: str) -> Iterator[tuple[Task, Row]]:
-    """Yield the rows of a split, each with the task that it is of."""
+    """Yield the rows of a split, each with the task that it belongs to."""
     note_records_read()
     for member in task.members(split):
         rows = _ROWS[member.task.effective_source](member.task, member.part)
@@ -282,7 +284,7 @@ def _local_rows(task: Task, split: str) -> Iterator[Row]:
 
 
 def has_training_split_alone(task: Task) -> bool:
-    """Return whether the data (a file, a corpus, a table in memory) are a training split alone."""
+    """Return whether the data (a file, a corpus, a table in memory) have only a training split."""
     if task.effective_source == MEMORY:
         return held_splits() == (TRAIN,)
     if task.effective_source != "local" or task.data_dir is None:
@@ -293,7 +295,7 @@ def has_training_split_alone(task: Task) -> bool:
 
 
 def has_split(task: Task, split: str) -> bool:
-    """Return whether a local folder, or rows in memory, hold the split, in any of its parts."""
+    """Return whether local data, or rows in memory, contain the split, in any of its parts."""
     if task.effective_source == MEMORY:
         return not set(task.parts(split)).isdisjoint(held_splits())
     if task.effective_source != "local" or task.data_dir is None:
@@ -308,7 +310,11 @@ def has_split(task: Task, split: str) -> bool:
 
 
 def _only_file(file: Path, split: str) -> Path:
-    """Return the file, which is the training split."""
+    """Return the file, which is the training split.
+
+    Raises:
+        InputError: Another split is requested, or the format is not supported.
+    """
     if split != "train":
         raise InputError(
             f"task.data_dir={file} is one file, the training split, and has no {split} split."
@@ -343,7 +349,7 @@ def _embedded_rows(task: Task, split: str) -> Iterator[Row]:
 
 
 def _split_rows(folder: Path, task: Task, split: str) -> Iterator[Row]:
-    """Return the rows of a split's file, or of its shards one after the other."""
+    """Return the rows of a split's file, or of its shards in order."""
     files = files_by_split(folder, task.all_parts, FORMATS).get(split)
     if not files:
         raise InputError(
@@ -396,7 +402,7 @@ def _hub_rows(task: Task, split: str) -> Iterator[Row]:
             value="hub",
             hint=OFFLINE_HINT,
         )
-    import datasets  # costs a second, and no other source needs it
+    import datasets  # takes a second to import, and no other source needs it
 
     try:
         rows = datasets.load_dataset(
@@ -407,7 +413,7 @@ def _hub_rows(task: Task, split: str) -> Iterator[Row]:
             streaming=task.streams_hub,
         )
         for name, feature in (rows.features or {}).items():
-            if isinstance(feature, datasets.Image):  # encoded, as it lies there
+            if isinstance(feature, datasets.Image):  # keep the encoded bytes
                 rows = rows.cast_column(name, datasets.Image(decode=False))
         for number, values in enumerate(rows, start=1):
             yield Row(f"{task.hub_name}, {split} split, row {number}", values)

@@ -1,10 +1,11 @@
-"""Find the files of each split in a folder, including the shards of data sets from the hub.
+"""Files of each split in a folder, including the shards of data sets from the Hub.
 
     DIR/train.csv                             DIR/test.csv
     DIR/train-00000-of-00002.parquet          DIR/train-00001-of-00002.parquet
-    DIR/data/train-00000-of-00001.jsonl       a folder as the Hub has it
+    DIR/data/train-00000-of-00001.jsonl       a folder as on the Hub
 
-Shards are separate from the readers of rows because tables, images and corpora name splits alike.
+This module is separate from the readers of rows, because tables, images and corpora name their
+splits in the same way.
 """
 
 import re
@@ -14,11 +15,11 @@ from pathlib import Path
 from dpft.errors import InputError
 
 SHARD = re.compile(r"-(?P<number>\d+)-of-(?P<total>\d+)(?:-[0-9a-f]+)?(?=\.|$)")
-"""The end of a shard's name; the Hub once appended a hash to it."""
+"""The end of a shard's name. The Hub once appended a hash to it."""
 
 
 def split_of(name: str) -> str:
-    """Return the name of a file without its ending and without the number of a shard.
+    """Return a file name without its ending and without the number of a shard.
 
     >>> split_of("train-00000-of-00002.jsonl.gz"), split_of("test.csv"), split_of("train-old.csv")
     ('train', 'test', 'train-old')
@@ -29,14 +30,15 @@ def split_of(name: str) -> str:
 def files_by_split(
     folder: Path, splits: Collection[str], endings: Iterable[str]
 ) -> dict[str, list[Path]]:
-    """Return the files of each split that a folder has, in the order of their names.
+    """Return the files of each split in a folder, in the order of their names.
 
-    The files are in the folder itself, or in its subfolder ``data`` if none are there.
+    The files are in the folder itself, or in its subfolder ``data`` if the folder itself has no
+    files of a split.
 
     Args:
-        folder: May be missing; then there are no files.
+        folder: Folder with the files. If the folder does not exist, the result is empty.
         splits: Names of the splits, or of their parts.
-        endings: Endings of the files' names, such as ``.csv``.
+        endings: Endings of the file names, such as ``.csv``.
 
     Raises:
         InputError: The folder cannot be read.
@@ -66,10 +68,10 @@ def in_order(files: Sequence[Path]) -> list[Path]:
     A file without a number counts as the only shard. Shards are numbered from 0 or from 1.
 
     Args:
-        files: At least one.
+        files: Files of one split, at least one.
 
     Raises:
-        InputError: Two files are the same shard or are of different sets, or a shard is missing.
+        InputError: Two files are the same shard or belong to different sets, or a shard is missing.
     """
     shards: dict[int, Path] = {}
     total = _number_and_total(files[0])[1]

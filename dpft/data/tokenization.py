@@ -1,8 +1,8 @@
-"""Tokenize one example into one sequence; examples are never packed or split.
+"""Tokenization of one example into one sequence; examples are never packed or split.
 
-Record, separator and target are tokenised apart, so that no token spans a boundary: the prompt's
-tokens are the same at training, where the target follows, and at generation, where it does not.
-A text that spells a special token, such as ``<|endoftext|>``, is read as text.
+Record, separator and target are tokenized separately, so that no token spans a boundary. The tokens
+of the prompt are therefore the same in training, when the target follows, and in generation. A text
+that spells a special token, such as ``<|endoftext|>``, is read as text.
 """
 
 import re
@@ -18,8 +18,8 @@ from dpft.errors import InputError
 from dpft.tasks.base import Example
 
 AT_ONCE = 1024
-"""Texts that a fast tokenizer is given: it holds some 150 bytes of each token until all are read.
-"""
+"""Number of texts that a fast tokenizer reads in one call, which stores about 150 bytes per token
+until all texts are read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,45 +27,45 @@ class TokenizedExample:
     """One record in tokens."""
 
     input_ids: list[int]
-    """What the model reads. For a causal model of texts: beginning-of-text token where the
-    tokenizer writes one, prompt, target, end-of-text."""
+    """Input of the model. For a causal model of texts: the beginning-of-text token if the tokenizer
+    adds one, prompt, target, end-of-text token."""
     labels: list[int] | list[float]
-    """For a causal model of texts, as long as ``input_ids``: the token itself on target and
-    end-of-text, and on a prompt that is learned; else -100. For a seq2seq model: target and
-    end-of-text. For a label: probabilities of the label words or classes, or the score."""
+    """For a causal model of texts, as long as ``input_ids``: the token itself for the target, the
+    end-of-text token and a prompt that is learned, otherwise -100. For a seq2seq model: target and
+    end-of-text token. For a label: probabilities of the label words or classes, or the score."""
     token_type_ids: list[int] | None = None
-    """Which of two sentences each token is of, for models that are told."""
+    """Sentence, of two, that each token belongs to, for models that use it."""
     answer: int | None = None
-    """Where the label word is predicted: position of the mask, or of the last token."""
+    """Position at which the label word is predicted: that of the mask, or of the last token."""
     truncated: bool = False
-    """Whether a part of the record's texts had no room; private."""
+    """Whether a part of the record's texts did not fit; private."""
 
     @property
     def has_label(self) -> bool:
-        """Whether there is anything to learn; a text without a target has nothing."""
+        """Whether there is anything to learn; a text without a target has nothing to learn."""
         return any(label != IGNORED_LABEL for label in self.labels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizedPrompt:
-    """A prompt in the three parts that cutting tells apart, in token ids."""
+    """A prompt in token ids, in the three parts that cutting distinguishes."""
 
     start: list[int]
-    """What opens the prompt; stays while the record can give way."""
+    """Beginning of the prompt, which is kept as long as the record can be cut."""
     record: list[int]
-    """The record's own text, which is cut where there is no room."""
+    """Text of the record, which is cut first if there is not enough room."""
     separator: list[int]
-    """What ends the prompt; stays while the record can give way."""
+    """End of the prompt, which is kept as long as the record can be cut."""
     cut_start: bool
-    """Whether the record loses its beginning, not its end."""
+    """Whether the record loses its beginning instead of its end."""
 
     def __len__(self) -> int:
         return len(self.start) + len(self.record) + len(self.separator)
 
     def cut_to(self, length: int) -> list[int]:
-        """Return at most ``length`` ids: the record gives way at its end or its beginning first.
+        """Return at most ``length`` ids; the record is cut first, at its end or its beginning.
 
-        Where the rest has no room either, its own beginning goes.
+        If the other parts do not fit either, they lose their beginning.
         """
         room = max(0, length - len(self.start) - len(self.separator))
         kept = max(0, len(self.record) - room) if self.cut_start else 0
@@ -80,18 +80,18 @@ def tokenize(
     max_length: int,
     special_tokens: Sequence[str] = (),
 ) -> list[TokenizedExample]:
-    """Return each example in tokens, cut to ``max_length`` on its own.
+    """Return each example in tokens, cut to ``max_length`` independently of other examples.
 
-    What does not fit is cut from the middle of the prompt, at the end that the example names:
-    the prompt's lead and separator, the target and the end-of-text token stay. A target too long
-    by itself loses its beginning, or its end where the example says so. An example whose target
-    is empty has no label at all.
+    A long example is cut in the middle of its prompt, at the end that the example names. The lead
+    and separator of the prompt, the target and the end-of-text token are kept. A target that is too
+    long on its own loses its beginning, or its end if the example says so. An example with an empty
+    target has no label.
 
     Args:
-        examples: The records.
-        tokenizer: Has an end-of-text token.
-        max_length: Most tokens in one example.
-        special_tokens: As ``token_ids``, for the prompts.
+        examples: Records to tokenize.
+        tokenizer: Tokenizer with an end-of-text token.
+        max_length: Maximum number of tokens of an example.
+        special_tokens: As in ``token_ids``, for the prompts.
     """
     prompts = cuttable_prompts(examples, tokenizer, special_tokens)
     targets = token_ids([example.target for example in examples], tokenizer)
@@ -121,16 +121,18 @@ def join_prompt_and_target(
     """Return the row of a prompt and a target that ends with the end-of-text token.
 
     Args:
-        prompt: Gives way to the target.
-        target: Token ids; the end-of-text token alone stands for none, and has no label.
-        max_length: Most tokens in the row.
-        start: Read where there is no prompt.
-        cut_end: Whether a target too long by itself loses its end, not its beginning.
-        learns_prompt: Whether the prompt's tokens have labels, all but the first, which nothing
-            stands before.
+        prompt: Prompt, which is cut before the target.
+        target: Token ids. If the target is only the end-of-text token, it is empty and has no
+            label.
+        max_length: Maximum number of tokens in the row.
+        start: Token that the model reads if there is no prompt.
+        cut_end: Whether a target that is too long on its own loses its end instead of its
+            beginning.
+        learns_prompt: Whether the tokens of the prompt have labels, except the first token, which
+            no token precedes.
     """
     is_empty, whole = len(target) == 1, len(target)
-    # A text cut at its end keeps a token before it, from which its first one is predicted.
+    # A text that is cut at its end keeps a token before it, which predicts its first token.
     target = target[: max_length - 1] if cut_end else target[-max_length:]
     room = max_length - len(target)
     prompt_ids = prompt.cut_to(room) or [start][:room]
@@ -147,12 +149,13 @@ def join_prompt_and_target(
 def cut_prompts(
     prompts: Sequence[TokenizedPrompt], max_length: int, max_new_tokens: int = 0
 ) -> list[list[int]]:
-    """Return each prompt in tokens, cut as in ``tokenize`` with room for an answer.
+    """Return each prompt in tokens, cut as in ``tokenize``, with room for an answer.
 
     Args:
-        prompts: As ``cuttable_prompts``, by the same tokenizer as at training.
-        max_length: Most tokens of prompt and answer together, such as the model's positions.
-        max_new_tokens: Most tokens of the answer.
+        prompts: Prompts of ``cuttable_prompts``, from the same tokenizer as in training.
+        max_length: Maximum number of tokens of prompt and answer together, such as the positions of
+            the model.
+        max_new_tokens: Maximum number of tokens of the answer.
 
     Raises:
         InputError: There is no room for a prompt.
@@ -170,9 +173,10 @@ def cut_prompts(
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the token that a causal model reads first where there is no prompt.
+    """Return the token that a causal model reads first if there is no prompt.
 
-    The beginning-of-text token, or the end-of-text token where there is none.
+    This is the beginning-of-text token, or the end-of-text token if the tokenizer has no
+    beginning-of-text token.
     """
     start = tokenizer.bos_token_id
     return int(cast(int, tokenizer.eos_token_id) if start is None else cast(int, start))
@@ -183,7 +187,7 @@ def cuttable_prompts(
     tokenizer: PreTrainedTokenizerBase,
     special_tokens: Sequence[str] = (),
 ) -> list[TokenizedPrompt]:
-    """Return the examples' prompts, not yet cut; their targets are not read."""
+    """Return the prompts of the examples before cutting; their targets are not read."""
     opening = opening_ids(tokenizer)
     start = opening or [start_id(tokenizer)]
     parts = [prompt_parts(example) for example in examples]
@@ -202,19 +206,22 @@ def cuttable_prompts(
 
 
 def prompt_parts(example: Example) -> tuple[str, str, str]:
-    """Return a prompt's lead, its record and its separator."""
+    """Return the lead, the record and the separator of a prompt."""
     end = len(example.prompt) - len(example.separator)
     return example.lead, example.prompt[len(example.lead) : end], example.separator
 
 
 def opening_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the beginning-of-text token if the tokenizer opens every text with it (Llama)."""
+    """Return the beginning-of-text token if the tokenizer adds it to every text (Llama).
+
+    Return an empty list for other tokenizers.
+    """
     opening = tokenizer("")["input_ids"][:1]
     return opening if opening == [tokenizer.bos_token_id] else []
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Return the tokens that the tokenizer puts before and after every text."""
+    """Return the tokens that the tokenizer adds before and after every text."""
     around = list(tokenizer("")["input_ids"])
     opening = {tokenizer.bos_token_id, tokenizer.cls_token_id}
     start = around[: sum(token in opening for token in around[:1])]
@@ -226,13 +233,14 @@ def lost_a_part(
     max_length: int,
     read_whole: Callable[[list[int]], Sequence[Sequence[int]]],
 ) -> list[bool]:
-    """Return which rows lost a part.
+    """Return whether each row lost a part.
 
     Args:
         rows: Token ids, cut to ``max_length``.
-        max_length: The room of a row.
-        read_whole: From the places of the rows that fill their room, at least one, to the same
-            rows without a bound: no others are read again.
+        max_length: Maximum number of tokens of a row.
+        read_whole: Function of the positions of some rows, at least one, that returns these rows
+            without a limit. It is called only for rows of ``max_length`` tokens, so no other row is
+            tokenized again.
     """
     full = [at for at, ids in enumerate(rows) if len(ids) == max_length]
     whole = read_whole(full) if full else []
@@ -245,13 +253,14 @@ def token_ids(
 ) -> list[list[int]]:
     """Return the ids of each text.
 
-    One call, which a fast tokenizer spreads over the cores; equal texts are tokenised once (E2E's
-    42,061 records are 4,862 distinct ones), and share a list.
+    A single call tokenizes all texts, and a fast tokenizer distributes it over the cores. Equal
+    texts are tokenized once and share a list. For example, the 42,061 records of E2E have 4,862
+    distinct texts.
 
     Args:
-        texts: What is read.
-        tokenizer: Its own special tokens are read as text.
-        special_tokens: Those tokens, known to it, that are read as the tokens they spell.
+        texts: Texts to tokenize.
+        tokenizer: Tokenizer, whose special tokens are read as text.
+        special_tokens: Special tokens of the tokenizer that are nevertheless read as tokens.
     """
     if not texts:
         return []
@@ -263,7 +272,7 @@ def token_ids(
 
 
 def _plain_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Sequence[list[int]]:
-    """Return the ids of texts, at least one, without marks around them or special tokens."""
+    """Return the ids of texts, at least one, without added or recognized special tokens."""
     if has_plain_call(tokenizer):
         return _fast_ids(texts, tokenizer)
     encoded = tokenizer(
@@ -277,7 +286,7 @@ def _plain_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Sequence
 
 
 def has_plain_call(tokenizer: PreTrainedTokenizerBase) -> TypeGuard[PreTrainedTokenizerFast]:
-    """Return whether a tokenizer is a fast one whose class reads texts as fast ones do."""
+    """Return whether a tokenizer is fast and its class reads texts as fast tokenizers do."""
     kind = type(tokenizer)
     return (
         isinstance(tokenizer, PreTrainedTokenizerFast)
@@ -287,11 +296,11 @@ def has_plain_call(tokenizer: PreTrainedTokenizerBase) -> TypeGuard[PreTrainedTo
 
 
 def _fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
-    """Return the ids that calling the tokenizer gives, without masks and offsets for each text."""
+    """Return the ids of a call of the tokenizer, without masks and offsets for each text."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    backend.encode_special_tokens = True  # That is, read what spells one as text.
+    backend.encode_special_tokens = True  # Read a spelled special token as text.
     return [
         encoding.ids
         for batch in batched(texts, AT_ONCE)

@@ -1,15 +1,15 @@
-"""Store training records compactly, hold some of them out by a secret key, group them by unit.
+"""Compact storage of training records, a secret held-out split, and grouping by privacy unit.
 
-- `PackedRecords`: every record is read before a run is planned, and none is encoded before that. As
-  Python objects ten million records of 50 tokens take 6 GB; packed by ``marshal`` they take 2.7 GB,
-  and less with each one that is encoded. Nothing is written, and nothing is unpacked that was not
-  packed here.
-- `split_held_out`: a shuffle with a known seed would say which records were trained on; a keyed
-  hash says it to none who lacks the key. Each unit falls on a side on its own, so one record more
-  or less moves no other, and epsilon holds as for all the records.
-- `bounded_units`: with ``privacy.unit=customer_id`` a customer's records are drawn together and
-  clipped as one. Their number is bounded in advance; which of them are kept is decided by a hash
-  under a secret key, in which other units' records have no part.
+- `PackedRecords`: dpft reads all records before it plans a run, and encodes them only after that.
+  As Python objects, ten million records of 50 tokens take 6 GB. Packed by ``marshal``, they take
+  2.7 GB, and less with each record that is encoded. The packed bytes are never written to disk, and
+  dpft unpacks only bytes that it packed itself.
+- `split_held_out`: a shuffle with a known seed would reveal which records were trained on. A keyed
+  hash does not reveal this without the key. Each unit is assigned independently, so adding or
+  removing a record moves no other record, and epsilon holds for all the records.
+- `bounded_units`: with ``privacy.unit=customer_id``, the records of a customer are drawn together
+  and clipped as one. Their maximum number is fixed in advance. A hash under a secret key selects
+  the records to keep, independently of the records of other units.
 """
 
 import hashlib
@@ -30,18 +30,18 @@ from numpy.typing import NDArray
 from dpft.tasks.base import Example, LabeledImage, Record
 
 TOGETHER = 4096
-"""Records that are packed, and encoded, at once: enough for every core to have some thousands."""
+"""Number of records that are packed and encoded at once, large enough to use every core."""
 
 _AS_THEY_ARE = frozenset({str, bool, int, float, bytes, type(None)})
 Item = TypeVar("Item")
 
 
 class LazySequence(Sequence[Item]):
-    """Items in order, each made when it is asked for."""
+    """A sequence that creates each item on access."""
 
     @abstractmethod
     def _at(self, place: int) -> Item:
-        """Return the item at a place, counted from 0."""
+        """Return the item at a position, counted from 0."""
 
     @overload
     def __getitem__(self, at: int) -> Item: ...
@@ -57,7 +57,7 @@ class LazySequence(Sequence[Item]):
 
 
 class PackedRecords(LazySequence[Record]):
-    """Records in order, each made when it is asked for; those asked for in order are made fast."""
+    """A sequence of packed records, which are created on access; access in order is fast."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self._packer = _Packer()
@@ -67,7 +67,7 @@ class PackedRecords(LazySequence[Record]):
         self._unpacked: tuple[int, list[Record]] = (-1, [])
 
     def only(self, places: Sequence[int]) -> "PackedRecords":
-        """Return the records at some places alone, held together with the others."""
+        """Return the records at the given positions, which share the packed data of this object."""
         if places == range(len(self)):
             return self
         chosen = PackedRecords()
@@ -76,9 +76,9 @@ class PackedRecords(LazySequence[Record]):
         return chosen
 
     def drain(self) -> Iterator[Record]:
-        """Yield the records, places ascending, and forget those of each block that is done.
+        """Yield the records, whose positions must ascend, and free each finished block.
 
-        No record of these can be had afterwards, nor of others that are held together with them.
+        Afterwards, neither these records nor others that share the packed data can be read.
         """
         before = 0
         for place in self._places:
@@ -107,19 +107,19 @@ class PackedRecords(LazySequence[Record]):
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yield the items in lists of a size; the last one may be shorter."""
+    """Yield the items in lists of ``size`` items; the last list may be shorter."""
     rest = iter(items)
     while piece := list(islice(rest, size)):
         yield piece
 
 
 def drained(records: Sequence[Record]) -> Iterator[Record]:
-    """Yield each record once; packed ones are forgotten meanwhile."""
+    """Return an iterator over the records, which frees packed records as it advances."""
     return records.drain() if isinstance(records, PackedRecords) else iter(records)
 
 
 class _Packer:
-    """Packs dataclasses: a list holds the number of its class and the values of its fields."""
+    """Packer of dataclasses: a list contains the number of the class and the field values."""
 
     def __init__(self) -> None:
         self._names: dict[type, tuple[int, tuple[str, ...]]] = {}
@@ -145,7 +145,7 @@ class _Packer:
                 self._classes.append((kind, names))
             number, names = self._names[kind]
             return [number, *[self._plain(getattr(value, name)) for name in names]]
-        # what marshal refuses: a library's own kind of text or number
+        # marshal does not support subclasses of text or numbers, which libraries define.
         return str.__str__(value) if isinstance(value, str) else float(value)
 
     def _made(self, plain: Any) -> Any:
@@ -157,7 +157,7 @@ class _Packer:
 
 
 def group_by_unit(values: Sequence[str]) -> list[list[int]]:
-    """Return the positions of each unit's records, units in the order in which each first occurs.
+    """Return the positions of each unit's records, with units in order of first occurrence.
 
     >>> group_by_unit(["ann", "bob", "ann"])
     [[0, 2], [1]]
@@ -175,19 +175,19 @@ def bounded_units(
     records_per_unit: int,
     key: bytes,
 ) -> list[list[int]]:
-    """Return the positions of the records that training keeps of each unit, maybe none.
+    """Return the positions of the records that training keeps for each unit, possibly none.
 
-    Of a unit with more usable records than ``records_per_unit``, those of the smallest keyed
-    hashes of the unit and the record's number within it are kept.
+    If a unit has more usable records than ``records_per_unit``, dpft keeps those with the smallest
+    keyed hashes. The hash covers the unit and the number of the record within the unit.
 
     Args:
-        values: The unit of each record.
-        usable: Whether a record can be trained on, in the same order; the others are left out.
-        records_per_unit: Most records of a unit.
-        key: Secret; 32 bytes.
+        values: Unit of each record.
+        usable: Whether each record can be trained on, in the same order. Other records are skipped.
+        records_per_unit: Maximum number of records of a unit.
+        key: Secret key of 32 bytes.
 
     Guarantees:
-        What is kept of a unit is a function of that unit's own records and the key.
+        The records that are kept for a unit depend only on that unit's records and the key.
     """
     kept = []
     for positions in group_by_unit(values):
@@ -198,14 +198,14 @@ def bounded_units(
 
 
 def units_of_chunks(counts: NDArray[np.int64], usable: NDArray[np.bool_]) -> list[list[int]]:
-    """Return the positions of each record's chunks that can be trained on, maybe none.
+    """Return the positions of each record's chunks that can be trained on, possibly none.
 
     >>> units_of_chunks(np.array([2, 1, 2]), np.array([True, True, False, True, True]))
     [[0, 1], [], [3, 4]]
 
     Args:
-        counts: How many chunks each record has, in the order of the records.
-        usable: Whether a chunk can be trained on.
+        counts: Number of chunks of each record, in the order of the records.
+        usable: Whether each chunk can be trained on.
     """
     bounds = np.concatenate(([0], np.cumsum(counts)))
     return [
@@ -215,7 +215,7 @@ def units_of_chunks(counts: NDArray[np.int64], usable: NDArray[np.bool_]) -> lis
 
 
 def _hash(key: bytes, unit: str, number: int) -> bytes:
-    # The number has a fixed length, so that no two pairs are written alike.
+    # The number has a fixed length, so different pairs give different messages.
     message = number.to_bytes(8, "big") + unit.encode()
     return hmac.new(key, message, hashlib.sha256).digest()
 
@@ -225,25 +225,25 @@ _BITS = 64
 
 
 def new_key() -> bytes:
-    """Return a secret key from the operating system's entropy."""
+    """Return a secret key from the entropy source of the operating system."""
     return secrets.token_bytes(KEY_BYTES)
 
 
 def split_held_out(
     units: Iterable[str], fraction: float, key: bytes
 ) -> tuple[list[int], list[int]]:
-    """Return the positions of the units to train on, and of those held out, each ascending.
+    """Return the positions of the training records and of the held-out records, each ascending.
 
     Args:
-        units: The privacy unit of each record; equal ones fall on one side.
-        fraction: Probability of a unit to be held out, above 0 and below 1.
-        key: Secret; the same key gives the same sides.
+        units: Privacy unit of each record; all records of a unit are on the same side.
+        fraction: Probability that a unit is held out, above 0 and below 1.
+        key: Secret key; the same key gives the same split.
     """
     threshold = int(fraction * 2**_BITS)
     kept: list[int] = []
     held: list[int] = []
     for index, unit in enumerate(units):
-        # The first bits of HMAC-SHA256 (RFC 2104) of the unit.
+        # Compare the first 64 bits of HMAC-SHA256 (RFC 2104) of the unit.
         digest = hmac.digest(key, unit.encode("utf-8"), "sha256")
         number = int.from_bytes(digest[: _BITS // 8], "big")
         (held if number < threshold else kept).append(index)
@@ -251,12 +251,12 @@ def split_held_out(
 
 
 def records_fingerprint(records: Iterable[Record], units: Iterable[str], key: bytes) -> str:
-    """Return a keyed hash of the records in their order, which says nothing without the key.
+    """Return a keyed hash of the records in order, which reveals nothing without the key.
 
     Args:
-        records: What a task made of rows.
-        units: As in ``split_held_out``, one for each.
-        key: Secret: a plain hash would tell who guesses the records whether they are these.
+        records: Records that a task created from rows.
+        units: Privacy unit of each record, as in ``split_held_out``.
+        key: Secret key. A plain hash would let anyone confirm a guess of the records.
     """
     digest = hmac.new(key, b"records\n", "sha256")
     for record, unit in zip(records, units, strict=True):

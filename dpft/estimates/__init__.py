@@ -1,1 +1,1 @@
-"""Estimate a run's memory from the shapes of its model, before it runs."""
+"""Estimates of a run's memory from the shapes of its model, before the run starts."""

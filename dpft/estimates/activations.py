@@ -1,9 +1,10 @@
-"""Estimate the activation memory of a micro-batch by a forward pass on fake tensors.
+"""Estimate of the activation memory of a micro-batch by a forward pass on fake tensors.
 
-The model runs on fake tensors, which have shapes and no values, so that what autograd saves for the
-backward pass is counted and not guessed: attention with its scores or without, dropout's masks,
-gated layers. Counted is each storage once, but parameters. Fused attention saves queries, keys,
-values and the outcome (Dao 2023, arXiv 2307.08691), with dropout its scores as well.
+Fake tensors have shapes but no values. Running the model on them counts, rather than guesses, the
+tensors that autograd saves for the backward pass: attention with or without its scores, dropout
+masks, gated layers. Each storage counts once, and parameters do not count. Fused attention saves
+queries, keys, values and the output (Dao 2023, arXiv 2307.08691), and with dropout its scores as
+well.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,21 +32,22 @@ NUMBER_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class LayerUse:
-    """One call of a layer that trains: a clipper keeps its input and its output's gradient."""
+    """Call of a trainable layer, whose input and output gradient a clipper keeps."""
 
     name: str
-    """Of the layer's largest parameter that trains."""
+    """Name of the layer's largest trainable parameter."""
     numbers: int
-    """Of that parameter."""
+    """Number of elements of that parameter."""
     inputs: int
-    """Bytes of what the layer is given; 0 where an earlier call was given the same."""
+    """Bytes of the layer's input; 0 if an earlier call had the same input."""
     outputs: int
-    """Bytes of what it gives, and so of the gradient that comes back."""
+    """Bytes of the layer's output, and therefore of the gradient of the output."""
     is_formed: bool
-    """Whether the clipper keeps per-example gradients of it, instead of inputs and gradients."""
+    """Whether the clipper keeps per-example gradients of the layer instead of inputs and
+    gradients."""
 
     def of_rows(self, rows: int, before: int) -> "LayerUse":
-        """Return the call with another number of rows."""
+        """Return the same call for another number of rows."""
         return replace(
             self,
             inputs=self.inputs * rows // before,
@@ -58,11 +60,12 @@ class Activations:
     """Activations that one forward pass saves for the backward pass.
 
     Attributes:
-        rows: Examples of the micro-batch.
-        saved: Bytes for the backward pass; where the model recomputes, of what its blocks are
-            given and of what the largest one saves when it is computed again.
-        largest: Bytes of the largest layer's output, such as a vocabulary's logits.
-        uses: Calls of layers that train, in order.
+        rows: Number of examples in the micro-batch.
+        saved: Bytes that are saved for the backward pass. If the model recomputes its blocks, these
+            are the inputs of the blocks, the tensors of the largest block, and the tensors outside
+            blocks.
+        largest: Bytes of the largest layer output, such as the logits over the vocabulary.
+        uses: Calls of trainable layers, in order.
     """
 
     rows: int
@@ -71,7 +74,7 @@ class Activations:
     uses: Sequence[LayerUse]
 
     def of_rows(self, rows: int) -> "Activations":
-        """Return the activations of a micro-batch of so many rows: each row leaves as much."""
+        """Return the activations of a micro-batch with another number of rows, in proportion."""
         if rows == self.rows:
             return self
         return Activations(
@@ -91,7 +94,7 @@ def trace_activations(
     precision: str = "fp32",
     recomputes: bool = False,
 ) -> Activations:
-    """Return the activations that a micro-batch of longest records would keep."""
+    """Return the activations that a micro-batch of records of the maximum length would keep."""
     trace, fake = _Trace(model), FakeTensorMode(allow_non_fake_inputs=True)
     for module in model.modules():
         if hasattr(module, "gradient_checkpointing"):
@@ -107,7 +110,7 @@ def trace_activations(
 
 
 def guessed_activations(model: nn.Module, *, rows: int, length: int) -> Activations:
-    """Return a guess of what ``trace_activations`` returns, for a model that needs values to run.
+    """Return a guess of the result of ``trace_activations``, for a model that needs values to run.
 
     The guess assumes that each layer saves its input and its output.
     """
@@ -121,7 +124,7 @@ def guessed_activations(model: nn.Module, *, rows: int, length: int) -> Activati
 
 
 class _Trace(TorchFunctionMode):
-    """Counts what a forward pass saves, by the block that it is saved in."""
+    """Counter of the tensors that a forward pass saves, by the block that saves them."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -143,7 +146,7 @@ class _Trace(TorchFunctionMode):
         self._uses: list[LayerUse] = []
 
     def ignore(self, model: nn.Module) -> None:
-        """Count parameters as none of it."""
+        """Exclude the storages of the parameters from the count."""
         self._parameters = {_storage(parameter) for parameter in model.parameters()}
 
     def __torch_function__(
@@ -156,7 +159,7 @@ class _Trace(TorchFunctionMode):
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Count while the block runs."""
+        """Count saved tensors inside the block."""
         handles = [m.register_forward_hook(self._called) for m in model.modules()]
         for number, block in enumerate(self._blocks):
             handles.append(block.register_forward_pre_hook(self._entering(number)))
@@ -169,7 +172,7 @@ class _Trace(TorchFunctionMode):
                 handle.remove()
 
     def activations(self, rows: int, *, recomputes: bool) -> Activations:
-        """Return the activations that were counted."""
+        """Return the counted activations."""
         outside, by_block = 0, dict.fromkeys(range(len(self._blocks)), 0)
         for tensor, block in self._storages.values():
             if block is None:
@@ -228,14 +231,14 @@ QKV = ("query", "key", "value")
 
 
 def _is_fused(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a kernel takes attention at once: without dropout and without a bias that trains."""
+    """Return whether a fused kernel computes attention: without dropout and a trainable bias."""
     names = dict(zip((*QKV, "attn_mask", "dropout_p"), args, strict=False)) | dict(kwargs)
     mask = names.get("attn_mask")
     return not names.get("dropout_p") and not (mask is not None and mask.requires_grad)
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Attention's shapes: scores are computed again in the backward pass."""
+    """Fused attention with the right shapes; its kernel recomputes scores in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

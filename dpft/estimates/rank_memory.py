@@ -1,9 +1,9 @@
-"""Estimate the peak memory of each process from the shapes of the model.
+"""Estimate of the peak memory of each process from the shapes of the model.
 
-A process always holds weights and, after its first step, the optimizer's state. On top of them
-comes what one of four moments of a step needs; the largest of them is the peak: the clipper's
-self-check before the first step, a micro-batch, the exchange and the noise at the end of a step,
-and the update. ``benchmarks/rank_memory.py`` compares the estimate with measurements.
+A process always holds weights and, after its first step, the state of the optimizer. Four phases of
+a run need additional memory, and the largest of them determines the peak: the clipper's self-check
+before the first step, a micro-batch, the exchange and the noise at the end of a step, and the
+update. ``benchmarks/rank_memory.py`` compares the estimate with measurements.
 """
 
 from collections.abc import Iterable
@@ -21,83 +21,87 @@ from dpft.training.optimizers import OptimizerConfig
 
 
 class RankMemory(StrictModel):
-    """Bytes of a process at the highest point of a step."""
+    """Memory of a process in bytes at the peak of a step."""
 
     weights: Count
-    """Of the model."""
+    """Bytes of the model."""
     gradients: Count
-    """Of the step's sum of gradients."""
+    """Bytes of the step's sum of gradients."""
     optimizer: Count
-    """Of the optimizer's state."""
+    """Bytes of the optimizer's state."""
     activations: Count
-    """Of the activations of a micro-batch, and of what the clipper keeps of them."""
+    """Bytes of the activations of a micro-batch, including those that the clipper keeps."""
     other: Count
-    """Of the process, its libraries, and buffers for exchange, noise and update."""
+    """Bytes of the process, its libraries, and buffers for exchange, noise and update."""
     total: Count
-    """All of it."""
+    """Sum of all parts, in bytes."""
 
 
 NUMBER, DOUBLE = 4, 8
 
 
 def shard_size(config: ParallelConfig, processes: int) -> int:
-    """Return into how many shards a model is cut."""
+    """Return the number of shards of a model."""
     if not config.shards_model:
         return 1
     return config.shard_size or processes
 
 
 PROCESS = 500 * 10**6
-"""Resident memory where the first step of a run begins, without the model (VmRSS, torch 2.13): the
-libraries, their files' pages too, and what checks and probes before it leave in the heap."""
+"""Resident bytes when the first step of a run begins, without the model (VmRSS, torch 2.13). They
+contain the libraries with the pages of their files, and the heap that checks and probes before the
+step leave."""
 QUANTIZER = 120 * 10**6
-"""What bitsandbytes brings with it: a compiler that it asks for when it is imported."""
+"""Additional bytes of bitsandbytes, which loads a compiler when it is imported."""
 DEQUANTIZED = 8
-"""Bytes of a quantized number while it is in use: of float32, before and after its scale."""
+"""Bytes of a quantized number during use: two float32 numbers, before and after scaling."""
 HEAP = 1.6
-"""On a CPU, what glibc holds for activations, of what they take: it keeps freed blocks of less than
-32 MiB for later ones, which fit into them with holes (``benchmarks/run_memory.py``)."""
+"""Ratio of the memory that glibc holds for activations to their size, on a CPU. glibc keeps freed
+blocks of less than 32 MiB, and later blocks fit into them with holes
+(``benchmarks/run_memory.py``)."""
 HEAP_OVER_QUANTIZED = 2.3
-"""The same where frozen weights are quantized, each of which is formed and freed among activations:
-seen on one Llama, 2.5 over nf4 and 2.0 over int8."""
+"""The same ratio for a model with quantized frozen weights, each of which is allocated and freed
+among activations. Measured for one Llama: 2.5 with nf4 and 2.0 with int8."""
 NOISE_BLOCK = 56 * 10**6
-"""A block of 2^20 numbers while it is drawn: bits and zeros of 8 bytes each, whole numbers, radii,
-cosines and sines of 8 for every second one, and what they are multiplied and rounded in."""
+"""Bytes for generating a block of 2^20 noise numbers: bits and zeros of 8 bytes each, integers,
+radii, cosines and sines of 8 bytes for every second number, and buffers for multiplying and
+rounding."""
 KEPT_NOISE = 32 * 2**20
-"""Of it, what is kept from block to block."""
+"""Bytes of a noise block that are kept from block to block."""
 WORKING = 2
-"""Of the largest parameter's size, what an optimizer computes in: of AdamW a root, and it divided.
-"""
+"""Temporary memory of an optimizer, as a multiple of the largest parameter's size. For AdamW: a
+square root, and its quotient."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankShapes:
-    """One process's part of a model, in numbers of parameters unless it says bytes."""
+    """Share of one process in a model, in numbers of parameters, or bytes if the name says so."""
 
     config: ParallelConfig
     processes: int
     weight_bytes: int
-    """Of what lies here between two forward passes: all, or a shard."""
+    """Bytes of the weights that are here between two forward passes: all weights, or a shard."""
     root_bytes: int
-    """Of the group that stays gathered while the model runs; 0: the model is whole."""
+    """Bytes of the group that stays gathered while the model runs; 0 for an unsharded model."""
     block_bytes: int
-    """Of the largest block that is gathered to be run."""
+    """Bytes of the largest block that is gathered to run."""
     dequantized_bytes: int
-    """Of the largest quantized weight while a layer multiplies by it; 0: none is quantized."""
+    """Bytes of the largest quantized weight while a layer multiplies by it; 0 without
+    quantization."""
     trained: int
-    """All that trains."""
+    """All trainable parameters."""
     trained_here: int
-    """Of it, what the optimizer of this process moves."""
+    """Trainable parameters that the optimizer of this process updates."""
     largest: int
-    """Of the largest parameter that trains."""
+    """Size of the largest trainable parameter."""
     largest_here: int
-    """Of it, what lies here."""
+    """Size of this process's largest part of a trainable parameter."""
     moments_here: int
     """Numbers that the optimizer keeps in this process."""
 
     @property
     def pushes(self) -> bool:
-        """Whether each micro-batch's sum goes to the shards at once."""
+        """Whether the sum of each micro-batch goes to the shards at once."""
         return self.config.shards_model and self.config.accumulate == SHARDED
 
 
@@ -107,7 +111,7 @@ def rank_shapes(
     processes: int,
     optimizer: OptimizerConfig,
 ) -> RankShapes:
-    """Return the shapes of the first process; the others have as much, or a row less."""
+    """Return the shapes of the first process; other processes have as much, or a row less."""
     shards = shard_size(config, processes)
     trained = [p for p in model.parameters() if p.requires_grad]
     cuts = {p: Cut(tuple(p.shape) or (1,), shards) for p in model.parameters()}
@@ -137,25 +141,25 @@ class StepShapes:
 
     activations: Activations
     engine: str | None
-    """Of the clipper; None: nothing is clipped."""
+    """Engine of the clipper; None: no clipping."""
     micro_batches: int
-    """Of a step and process."""
+    """Number of micro-batches per step and process."""
     heap: float = 1.0
-    """What the allocator holds for activations, of what they take: ``heap_factor`` on a CPU."""
+    """Ratio of allocated memory to the size of activations: ``heap_factor`` on a CPU."""
     history: int = 0
-    """Numbers of float64 that a process keeps of earlier steps' noise."""
+    """Float64 numbers that a process keeps from the noise of earlier steps."""
 
 
 def heap_factor(shapes: RankShapes) -> float:
-    """Return what glibc holds for activations, of what they take."""
+    """Return the ratio of the memory that glibc holds for activations to their size."""
     return HEAP_OVER_QUANTIZED if shapes.dequantized_bytes else HEAP
 
 
 def peak_memory(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
-    """Return the bytes of a process at the highest point of a step, by part, and their total.
+    """Return the bytes of a process at the peak of a step, by part, and their total.
 
-    A run without clipping has no self-check. Autograd adds its gradients up, and nothing is kept
-    beside them.
+    A run without clipping has no self-check. Autograd then accumulates the gradients, and no other
+    sum is kept.
     """
     is_private = step.engine is not None
     moments = [
@@ -189,9 +193,10 @@ def peak_memory(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
 
 
 def _sums(shapes: RankShapes, step: StepShapes, further: int = 0) -> int:
-    """Return the bytes of a step's sum, once its last micro-batch is added or some before.
+    """Return the bytes of a step's sum after ``micro_batches + further`` additions.
 
-    The sum itself, and from the second addition on what additions lose (``CompensatedSums``).
+    They contain the sum itself and, from the second addition on, the rounding errors of additions
+    (``CompensatedSums``).
     """
     if shapes.pushes:
         return DOUBLE * shapes.trained_here
@@ -201,7 +206,7 @@ def _sums(shapes: RankShapes, step: StepShapes, further: int = 0) -> int:
 
 
 def _at_update(shapes: RankShapes, step: StepShapes) -> int:
-    """Return the bytes of the gradient, and of what additions lost, kept until the next step."""
+    """Return the bytes of the gradient and the rounding errors, kept until the next step."""
     lost = 0
     if step.engine is not None and step.micro_batches > 1 and not shapes.pushes:
         lost = shapes.trained
@@ -209,10 +214,11 @@ def _at_update(shapes: RankShapes, step: StepShapes) -> int:
 
 
 def _finishing(shapes: RankShapes, *, is_private: bool) -> int:
-    """Return the bytes beside the sums at the highest point of ``finish_sums``.
+    """Return the bytes in addition to the sums at the peak of ``finish_sums``.
 
-    It is what is sent, what is received and their total; or, once that is added up, the noise of a
-    block and what is sent to all; or this process's shard of the outcome.
+    The peak is one of three: the sent and received numbers with their total; after the addition,
+    the noise of a block with the numbers to send to all processes; or this process's shard of the
+    result.
     """
     block = NOISE_BLOCK if is_private else 0
     finishing = shapes.processes
@@ -229,35 +235,36 @@ def _finishing(shapes: RankShapes, *, is_private: bool) -> int:
 
 
 def _gathered(shapes: RankShapes) -> int:
-    """Return the bytes of what is gathered, or dequantized, while the model runs.
+    """Return the bytes of weights that are gathered or dequantized while the model runs.
 
-    A quantized weight is there in float32 only while its layer multiplies by it. FSDP gathers a
-    group into one piece of memory and copies its parameters out of it; where the root comes, at the
-    beginning, there are no activations yet.
+    A quantized weight exists in float32 only while its layer multiplies by it. FSDP gathers a group
+    into one piece of memory and copies its parameters out of it, so a block counts twice. The root
+    is gathered at the beginning, when there are no activations yet.
     """
     return shapes.root_bytes + 2 * shapes.block_bytes + shapes.dequantized_bytes
 
 
 def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
-    """Return gradients, activations and what is gathered, at the highest point of a micro-batch.
+    """Return gradients, activations and gathered weights, in bytes, at the peak of a micro-batch.
 
-    At the beginning of the backward pass the gradient of the largest output is there twice, before
-    and after the logarithm's; at its end, the clipper holds what it recorded. Sums are then added
-    one parameter at a time, except that engine ``rows`` has the whole sum of the micro-batch first.
-    If sums are pushed, there are also a part, what of it is handed out, and what comes from all.
+    At the beginning of the backward pass, the gradient of the largest output exists twice, before
+    and after the logarithm. At the end of the backward pass, the clipper holds its recorded
+    tensors. Sums are then added one parameter at a time, but engine ``rows`` first has the whole
+    sum of the micro-batch. If sums are pushed to shards, there are also a part, the piece of it to
+    send, and the numbers that come from all processes.
     """
     activations, part = step.activations, NUMBER * shapes.largest
     formed = 3 * part if shapes.pushes else part
     before = _sums(shapes, step, -1)
     start, whole, held = activations.saved + 2 * activations.largest, 0, before
     if step.engine is None:
-        # The first product's sum is formed while nearly all is saved yet.
+        # The first product's sum is formed while nearly all activations are still saved.
         start = max(start, activations.saved + activations.largest + formed)
     elif step.engine == "rows":
         whole = NUMBER * shapes.trained
         row = activations.of_rows(1)
         start = row.saved + 2 * row.largest
-        held += 2 * whole  # a row's gradient, and the sum of the rows before
+        held += 2 * whole  # the gradient of a row, and the sum of the rows before
     else:
         start = max(start, _kept(step))
     running = {"gradients": held, "activations": start, "other": _gathered(shapes)}
@@ -270,7 +277,7 @@ def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
 
 
 def _kept(step: StepShapes) -> int:
-    """Return the bytes that are kept of layers' inputs and gradients until norms are known."""
+    """Return the bytes of layer inputs and gradients that are kept until the norms are known."""
     total = 0
     for use in step.activations.uses:
         formed = NUMBER * use.numbers * step.activations.rows

@@ -11,34 +11,35 @@ from dpft.tasks.base import Task
 
 
 class EvalConfig(Section):
-    """What is scored, ``conf/eval/default.yaml``."""
+    """The records to score and the evaluation schedule, ``conf/eval/default.yaml``."""
 
     enabled: bool = True
     """Whether training ends with an evaluation."""
     split: Literal["train", "validation", "test"] = "test"
-    """train, validation or test; train is always private."""
+    """Split to score: train, validation or test. Scores on train are always private."""
     limit: AtLeastOne | None = None
-    """Distinct inputs to score, the split's first ones; None for all."""
+    """Number of distinct inputs to score, from the first one; null: all inputs."""
     batch_size: AtLeastOne = 32
-    """How many of the longest inputs are read at once; of shorter ones as many as hold the same
-    tokens. Memory and speed only."""
+    """Number of the longest inputs in a batch; batches of shorter inputs have as many tokens.
+    Affects only memory and speed."""
     split_is_public: bool | None = None
-    """Whether the split may be shown; null: where it is published there. The training split and
-    what is held out of one are private whatever this says."""
+    """Whether scores and texts of the split may be shown. null: public if the split is a published
+    one that was read from its published source. The training split and held-out records are always
+    private."""
 
     publish_private_scores: bool = False
-    """Whether scores of a private split stand in public files, too, rounded to two digits; epsilon
-    does not cover them."""
+    """Whether public files contain the scores of a private split, rounded to two digits. Epsilon
+    does not cover these scores."""
 
     held_out: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Part of the training records of your own data that is scored and not trained on."""
+    """Fraction of the training records of your data to score instead of training on them."""
 
     every_steps: AtLeastOne | None = None
-    """Steps between two evaluations of a public split while training, up to whole tens; null: only
-    before and after."""
+    """Number of steps between evaluations of a public split during training, rounded up to a
+    multiple of ten. null: evaluate only before and after training."""
 
     every_epochs: Positive | None = None
-    """The same in epochs; give one of the two."""
+    """Number of epochs between evaluations during training; set either this key or every_steps."""
 
     def _check_fields(self) -> None:
         if self.every_steps is not None and self.every_epochs is not None:
@@ -51,24 +52,24 @@ class EvalConfig(Section):
 
     @property
     def schedule_key(self) -> str | None:
-        """The key that asks for scores while training; None: none does."""
+        """The key that requests scores during training; None if no key does."""
         for name in ("every_steps", "every_epochs"):
             if getattr(self, name) is not None:
                 return f"eval.{name}"
         return None
 
     def steps_between(self, num_examples: int, expected_batch_size: int) -> int | None:
-        """Return the steps between two evaluations while training; None: there are none."""
+        """Return the number of steps between evaluations during training, or None."""
         if self.every_epochs is None:
             return self.every_steps
         return max(1, round(self.every_epochs * num_examples / expected_batch_size))
 
 
 def check_schedule(task: Task, config: EvalConfig) -> None:
-    """Reject to score private records while training: each score would be one more release.
+    """Reject scoring private records during training, because each score would be another release.
 
     Raises:
-        InputError: The split is private, or nothing is scored at all.
+        InputError: The split is private, or evaluation is disabled.
     """
     key = config.schedule_key
     if key is None:
@@ -88,10 +89,10 @@ def check_schedule(task: Task, config: EvalConfig) -> None:
 
 
 def check_held_out(task: Task, config: EvalConfig) -> None:
-    """Reject to hold records out where there are others to score.
+    """Reject holding records out if the task has other records to score.
 
     Raises:
-        InputError: The task has splits of its own, or another one is asked for.
+        InputError: The task has its own splits, or another split is configured.
     """
     if config.held_out is None:
         return
@@ -114,9 +115,9 @@ def check_held_out(task: Task, config: EvalConfig) -> None:
 
 
 def reads_training_split(task: Task, config: EvalConfig) -> bool:
-    """Return whether the split, or a part of it, is the training split or a part of that."""
+    """Return whether the split, or a part of it, is the training split or a part of that split."""
     training = {"train", *task.parts("train")}
-    # On the hub a part may be a slice or a sum of splits: train[:100], validation+train, all.
+    # On the Hub, a part may be a slice or a sum of splits: train[:100], validation+train, all.
     return config.split == "train" or any(
         part == "all" or name in part for part in task.parts(config.split) for name in training
     )
@@ -125,9 +126,9 @@ def reads_training_split(task: Task, config: EvalConfig) -> bool:
 def eval_split_is_public(task: Task, config: EvalConfig) -> bool:
     """Return whether predictions and scores on the split may be shown (trust rule 8).
 
-    A training split never is, nor one with a part of it, nor what is held out of one. Else the
-    user's word counts, if given; else a published task's split is public when all its parts were
-    read from where they are published, and local files are not.
+    A training split, a split with a part of it, and held-out records are never public. For other
+    splits, ``config.split_is_public`` decides if it is set. Otherwise a split is public if all its
+    parts were read from their published source; local files are not public.
     """
     if config.held_out is not None or reads_training_split(task, config):
         return False
@@ -140,8 +141,9 @@ class MetricsConfig(Section):
     """Models that score texts, ``conf/metrics/default.yaml``."""
 
     bertscore_model: str | None = None
-    """Folder of the encoder that BERTScore compares texts by; None: no BERTScore."""
+    """Folder of the encoder for BERTScore; null: BERTScore is not computed."""
     bertscore_layers: AtLeastOne | None = None
-    """Layers of it that are used; null: as many as do best in that model, where that is known."""
+    """Number of encoder layers to use for BERTScore; null: the library's choice, or all layers of
+    an unknown model."""
     bleurt_model: str | None = None
-    """Folder of a BLEURT checkpoint in Hugging Face's form; None: no BLEURT."""
+    """Folder of a BLEURT checkpoint in Hugging Face's format; null: BLEURT is not computed."""

@@ -1,13 +1,13 @@
-"""Evaluate a model, or a file of predictions, on a split: predict, then compute metrics.
+"""Evaluation of a model, or of a file of predictions, on a split: predict, then compute metrics.
 
-One prediction is written per distinct input and compared to all of the input's references.
-Metrics say what they read (texts, likelihoods); what nothing can supply, such as likelihoods for a
-file of outputs, stands under ``not_computed`` with the reason: no metric is silently absent.
+Texts are grouped. The model generates one text for each distinct input, and the text is compared
+with all references of the input. Labels and attributes are not grouped: each record is scored
+separately. `ANSWERS` contains the three kinds. Their methods choose the records to score and return
+`Scored`, which contains the predictions and the columns that metrics read.
 
-Texts are grouped: one is written for each distinct input, and compared to all of its references.
-Labels and attributes are not: each record is scored apart. `ANSWERS` has the three kinds; their
-methods choose what is scored and return `Scored`, the predictions and the columns that metrics
-read. ``compute_metrics`` gives each metric a value or a reason why it has none.
+Each metric declares its inputs, such as texts or likelihoods. ``compute_metrics`` returns a value
+for each metric, or a reason under ``not_computed`` if an input is missing, such as likelihoods for
+a file of outputs. No metric is silently absent.
 """
 
 import math
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 Columns = Mapping[str, Sequence[Any]]
-"""Column name to its values, all of one length."""
+"""Values of each column by name, all of the same length."""
 
 _WHY_MISSING = {
     TEXTS: "needs predictions, one text per input",
@@ -81,19 +81,19 @@ def compute_metrics(
     settings: MetricsConfig | None = None,
     language: str | None = None,
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the metrics' values, and the reason of each that has none.
+    """Return the values of metrics, and a reason for each metric without a value.
 
     Args:
         names: Names of metrics of ``dpft.evaluation.metrics``.
-        columns: Kind of columns (texts, likelihoods, labels) to the columns; a kind may be absent.
-        settings: Models of the metrics' own; None: no models.
-        language: ISO 639-1 code of the texts' language; None: not known.
+        columns: Columns by kind (texts, likelihoods, labels); a kind may be absent.
+        settings: Models that metrics use; None for no models.
+        language: ISO 639-1 code of the texts' language; None if unknown.
 
     Returns:
         Finite values by key, and reasons by key; every metric is in one of the two.
 
     Raises:
-        InputError: A metric is unknown, or two share a key.
+        InputError: A metric is unknown, or two metrics share a key.
     """
     values: dict[str, float] = {}
     not_computed: dict[str, str] = {}
@@ -111,7 +111,7 @@ def _value(
     settings: MetricsConfig,
     language: str | None,
 ) -> float:
-    """Return a metric's finite value."""
+    """Return the finite value of a metric."""
     from dpft.evaluation.local_metric import compute
 
     if spec.english_only and language not in (None, ENGLISH):
@@ -126,12 +126,12 @@ def _value(
 
 
 MOST_SHOWN = 40
-"""Wrongly classed records in a picture."""
+"""Maximum number of misclassified records in a picture."""
 LIKELY = 0.5
-"""Above it a model says that an attribute is there."""
+"""Probability above which a model predicts an attribute."""
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
+"""Function called with the name of the activity, the completed amount and the total amount."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,18 +139,18 @@ class Scored:
     """Predictions on a split, and the columns that metrics read."""
 
     count: int
-    """Distinct inputs, or records with labels."""
+    """Number of distinct inputs, or of records with labels."""
     predictions: tuple[Prediction, ...] = field(repr=False)
-    """In the order of the split; none where no metric reads texts."""
+    """Predictions in the order of the split; empty if no metric reads texts."""
     columns: Mapping[str, Columns] = field(repr=False)
-    """Kind of columns (texts, likelihoods, labels) to the columns; kinds nothing gave are absent.
-    """
+    """Columns by kind (texts, likelihoods, labels); kinds that were not computed are absent."""
     confusion: Sequence[Sequence[int]] = field(default=(), repr=False)
-    """How many records of each class, a row each, were taken for each class."""
+    """Number of records of each correct class (rows) that were predicted as each
+    class (columns)."""
     picture: bytes | None = field(default=None, repr=False)
-    """Some records that were classed wrongly, as PNG."""
+    """Some misclassified records, as PNG."""
     more: Mapping[str, float] = field(default_factory=dict)
-    """Scores beside those of the metrics, such as each attribute's."""
+    """Scores in addition to those of the metrics, such as the accuracy of each attribute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,13 +158,13 @@ class Group:
     """An input with the examples that share it, at least one."""
 
     input: str
-    """``Example.group``, which the examples share: for E2E the meaning representation."""
+    """``Example.group``, which the examples share; for E2E the meaning representation."""
     examples: tuple[Example, ...]
-    """In the order of the split."""
+    """Examples in the order of the split."""
 
     @property
     def references(self) -> tuple[str, ...]:
-        """The texts a prediction for this input is compared to; empty ones only without others."""
+        """The texts that predictions are compared with; empty only if all targets are empty."""
         targets = tuple(example.target for example in self.examples)
         return tuple(filter(None, targets)) or targets
 
@@ -185,12 +185,12 @@ def _as_read(group: Group, outputs: "ModelOutputs") -> Group:
 
 
 class Answers(ABC):
-    """Answers of one kind."""
+    """Base class for the evaluation of one kind of answers."""
 
     def to_score(
         self, task: Any, examples: Sequence[Record], config: EvalConfig, split: str
     ) -> Sequence[Any]:
-        """Return the inputs or records of a split to score, ``config.limit`` at most.
+        """Return the inputs or records of a split to score, at most ``config.limit``.
 
         Raises:
             InputError: The split is empty.
@@ -209,7 +209,7 @@ class Answers(ABC):
 
     @abstractmethod
     def inputs(self, task: Any, examples: Sequence[Any]) -> list[str]:
-        """Return a split's inputs in the words by which a file of predictions names them."""
+        """Return the inputs of a split, as a file of predictions identifies them."""
 
     @abstractmethod
     def of_model(
@@ -220,19 +220,20 @@ class Answers(ABC):
         decode: DecodeConfig,
         on_progress: OnProgress | None = None,
     ) -> Scored:
-        """Return a model's answers to the chosen ones, beside the right ones."""
+        """Return a model's answers to the chosen inputs or records, with the correct answers."""
 
     @abstractmethod
     def of_file(self, task: Any, chosen: Sequence[Any], texts: Sequence[str]) -> Scored:
         """Return the answers in a file of predictions, one text for each of ``chosen``.
 
         Raises:
-            InputError: One is no answer; it is named by its number, not quoted.
+            InputError: A text is not a valid answer; the message states its number and does not
+                quote it.
         """
 
 
 class TextAnswers(Answers):
-    """A text for each distinct input."""
+    """Evaluation of one text for each distinct input."""
 
     def _chosen(self, examples: Sequence[Record], limit: int | None) -> Sequence[Group]:
         assert are_texts(examples)
@@ -250,7 +251,7 @@ class TextAnswers(Answers):
         decode: DecodeConfig,
         on_progress: OnProgress | None = None,
     ) -> Scored:
-        """See ``Answers.of_model``; the model is asked for no more than metrics read."""
+        """See ``Answers.of_model``; compute only the outputs that metrics read."""
         kinds = {spec.inputs for spec in metric_specs(task.metrics)}
         scored = Scored(count=len(chosen), predictions=(), columns={})
         if kinds & {TEXTS, LABELS}:
@@ -272,7 +273,7 @@ class TextAnswers(Answers):
         return replace(scored, columns=columns)
 
     def of_file(self, task: Any, chosen: Sequence[Group], texts: Sequence[str]) -> Scored:
-        """See ``Answers.of_file``; where the texts are labels in words, labels are scored too."""
+        """See ``Answers.of_file``; if the texts are names of labels, add columns of labels."""
         assert isinstance(task, TextTask)
         references = [list(group.references) for group in chosen]
         columns: dict[str, Columns] = {
@@ -290,10 +291,10 @@ class TextAnswers(Answers):
 
 
 class LabelAnswers(Answers):
-    """A class or a number for each record."""
+    """Evaluation of a class or a number for each record."""
 
     def inputs(self, task: Any, examples: Sequence[LabeledExample | LabeledImage]) -> list[str]:
-        """See ``Answers.inputs``: a record's number tells it from others of the same text."""
+        """See ``Answers.inputs``; number the records, because several may have the same text."""
         return [f"{number}: {example.shown}" for number, example in enumerate(examples)]
 
     def of_model(
@@ -322,7 +323,7 @@ class LabelAnswers(Answers):
         return replace(scored, columns={**scored.columns, RANKINGS: rankings})
 
     def of_file(self, task: Any, chosen: Sequence[Any], texts: Sequence[str]) -> Scored:
-        """See ``Answers.of_file``: names of classes, or numbers."""
+        """See ``Answers.of_file``; the texts are names of classes, or numbers."""
         labels = []
         for number, text in enumerate(texts, start=1):
             try:
@@ -351,7 +352,7 @@ class LabelAnswers(Answers):
         gold: Sequence[Any],
         spelt: Callable[[Any], str],
     ) -> tuple[Prediction, ...]:
-        """Return the answers to records in words, beside the right ones."""
+        """Return the answers to records as text, with the correct answers."""
         return tuple(
             Prediction(input=name, prediction=spelt(one), references=(spelt(right),))
             for name, one, right in zip(self.inputs(task, records), told, gold, strict=True)
@@ -359,7 +360,7 @@ class LabelAnswers(Answers):
 
 
 class AttributeAnswers(LabelAnswers):
-    """Several attributes of each record, each there or not."""
+    """Evaluation of several attributes of each record, each present or absent."""
 
     def of_model(
         self,
@@ -369,13 +370,13 @@ class AttributeAnswers(LabelAnswers):
         decode: DecodeConfig,
         on_progress: OnProgress | None = None,
     ) -> Scored:
-        """See ``Answers.of_model``: attributes that are likelier than not."""
+        """See ``Answers.of_model``; predict the attributes with a probability above ``LIKELY``."""
         answers = outputs.answers(chosen, counter("predictions", len(chosen), on_progress))
         told = [[float(p > LIKELY) for p in one] for one in answers]
         return self._scored_attributes(task, chosen, told)
 
     def of_file(self, task: Any, chosen: Sequence[Any], texts: Sequence[str]) -> Scored:
-        """See ``Answers.of_file``: names of the attributes that are there, a comma between."""
+        """See ``Answers.of_file``; each text lists the present attributes, separated by commas."""
         told = []
         for number, text in enumerate(texts, start=1):
             names = {name.strip() for name in text.split(",") if name.strip()}
@@ -391,7 +392,7 @@ class AttributeAnswers(LabelAnswers):
     def _scored_attributes(
         self, task: ImageTask, records: Sequence[LabeledImage], told: Sequence[Sequence[float]]
     ) -> Scored:
-        """Return attributes of any origin beside the right ones, and the accuracy of each."""
+        """Return predicted attributes with the correct ones, and the accuracy of each attribute."""
 
         def spelt(one: Sequence[float]) -> str:
             return ", ".join(name for name, is_one in zip(task.classes, one, strict=True) if is_one)
@@ -425,19 +426,19 @@ ANSWERS: dict[str, Answers] = {
     LABELS: LabelAnswers(),
     ATTRIBUTES: AttributeAnswers(),
 }
-"""How a task is scored, by ``Task.answers``."""
+"""Evaluation of each kind of ``Task.answers``."""
 
 
 class Evaluation(StageScores):
-    """The scores of one split at one stage, with the predictions they come from; private."""
+    """The scores of one split at one stage, with the predictions they are based on; private."""
 
     picture: bytes | None = Field(default=None, repr=False)
-    """Some records that were classed wrongly, as PNG."""
+    """Some misclassified records, as PNG."""
     predictions: tuple[Prediction, ...] = Field(repr=False)
-    """In the order of the split; ``record`` leaves them out."""
+    """Predictions in the order of the split; ``record`` omits them."""
 
     def record(self, *, public: bool) -> ScoreEntry:
-        """Return the entry for metrics.json; of a public split, with a few texts to be shown."""
+        """Return the entry for metrics.json; for a public split, with a few sample texts."""
         values = self.model_dump(exclude={"picture", "predictions", "confusion"})
         return ScoreEntry(
             **values,
@@ -463,19 +464,20 @@ def evaluate_model(
     """Return the model's scores on the split, and its predictions.
 
     Args:
-        outputs: The model's; of several processes that have it the first one alone scores.
-        task: The task the examples are of.
-        examples: The split ``config.split``, or the part of it that ``split`` names.
-        config: How much of the split is scored.
-        decode: How texts are written.
-        metrics: Models of the metrics' own; None: no models.
-        split: What the split is called; None: ``config.split``.
+        outputs: The outputs of the model; of several processes with the model, only rank 0 computes
+            scores.
+        task: The task of the examples.
+        examples: The split ``config.split``, or the part of it named by ``split``.
+        config: The ``eval`` section, including the number of inputs to score.
+        decode: The decoding method for texts.
+        metrics: Models that metrics use; None for no models.
+        split: Name of the split; None for ``config.split``.
         stage: Before or after fine-tuning.
         on_progress: Called after each batch.
 
     Raises:
-        InputError: The split is empty, a metric is unknown, or ``decode.max_new_tokens`` leaves
-            no room for a prompt.
+        InputError: The split is empty, a metric is unknown, or ``decode.max_new_tokens`` leaves no
+            positions for a prompt.
     """
     name = split or config.split
     answers = ANSWERS[task.answers]
@@ -496,7 +498,7 @@ def evaluate_parts(
 ) -> list[Evaluation]:
     """Return the scores of each part of a split, by the part's name; see ``evaluate_model``.
 
-    Where the task says so, the mean of them follows, under the split's own name.
+    If ``task.averages_parts`` is set, the mean of the parts follows, under the name of the split.
     """
     scored = [
         evaluate_model(outputs, task, examples, config=config, split=part, **settings)
@@ -510,7 +512,7 @@ def evaluate_parts(
 def mean_of(evaluations: Sequence[Evaluation], split: str) -> Evaluation:
     """Return the mean of each score over parts of a split; all parts have the same weight.
 
-    A metric that has no value for one of the parts is omitted.
+    A metric without a value for one of the parts is omitted.
     """
     first, others = evaluations[0], evaluations[1:]
     named = [name for name in first.metrics if all(name in other.metrics for other in others)]
@@ -530,7 +532,7 @@ def mean_of(evaluations: Sequence[Evaluation], split: str) -> Evaluation:
 
 
 def inputs_of(task: Task, examples: Sequence[Record]) -> list[str]:
-    """Return a split's inputs in the words by which a file of predictions names them."""
+    """Return the inputs of a split, as a file of predictions identifies them."""
     return ANSWERS[task.answers].inputs(task, examples)
 
 
@@ -544,17 +546,17 @@ def score_predictions(
     split: str | None = None,
     stage: Stage = "after",
 ) -> Evaluation:
-    """Return the scores of texts that some system wrote, without a model.
+    """Return the scores of texts that any system generated, without a model.
 
     Args:
-        task: The task the examples are of.
+        task: The task of the examples.
         examples: The split ``config.split``.
-        predictions: One text per distinct input among the first ``config.limit``, in order of
-            first occurrence; ``dpft.evaluation.predictions.read_predictions`` gives them. For
-            labels: a class's name or number, or a score, for each record.
-        config: How much of the split is scored.
-        metrics: Models of the metrics' own; None: no models.
-        split: What the split is called; None: ``config.split``.
+        predictions: One text per distinct input among the first ``config.limit``, in order of first
+            occurrence; ``dpft.evaluation.predictions.read_predictions`` returns them. For labels,
+            the name or number of a class, or a score, for each record.
+        config: The ``eval`` section, including the number of inputs to score.
+        metrics: Models that metrics use; None for no models.
+        split: Name of the split; None for ``config.split``.
         stage: Before or after fine-tuning.
 
     Raises:

@@ -1,6 +1,7 @@
-"""Wrap metrics as local ``evaluate.Metric`` classes, which are never downloaded.
+"""Metrics as local ``evaluate.Metric`` classes, which are never downloaded.
 
-It stands apart because importing ``evaluate`` costs five seconds; import it only to score.
+This module is separate because importing ``evaluate`` takes five seconds. Import it only to compute
+scores.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,22 +55,22 @@ FEATURES = {
         }
     ),
 }
-"""Kind of columns to their types."""
+"""Column types of each kind of columns."""
 
 NO_SETTINGS = MetricsConfig()
-"""No model of a metric's own."""
+"""Settings without models for metrics."""
 
 
 class LocalMetric(evaluate.Metric):  # type: ignore[misc]
-    """A metric of ``dpft.evaluation.metrics`` in the shape of Hugging Face's ``evaluate``."""
+    """A metric of ``dpft.evaluation.metrics`` with the interface of Hugging Face's ``evaluate``."""
 
     def __init__(self, spec: MetricSpec, **settings: Any) -> None:
-        """Wrap the metric; ``settings`` go to ``evaluate.Metric``."""
+        """Wrap the metric; ``settings`` are passed to ``evaluate.Metric``."""
         self.spec = spec
         super().__init__(**settings)
 
     def _build_data_dir(self) -> str:
-        """Return the folder of the columns, made only where they are not kept in memory."""
+        """Return the folder of the columns; create it only if columns are stored on disk."""
         folder: str = self._data_dir_root if self.keep_in_memory else super()._build_data_dir()
         return folder
 
@@ -91,10 +92,10 @@ def compute(
     settings: MetricsConfig = NO_SETTINGS,
     language: str | None = None,
 ) -> float:
-    """Return the metric's value on the columns, of texts in ``language``.
+    """Return the metric's value on columns with texts in ``language``.
 
     Guarantees:
-        No text touches the disk: ``evaluate`` would else write the columns to its cache, and the
+        No text is written to disk. By default, ``evaluate`` writes columns to its cache, and
         references may be private (docs/dev/design.md, rule 11).
 
     Raises:

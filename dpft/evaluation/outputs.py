@@ -1,6 +1,6 @@
-"""Run a model on a split: generate texts, predict labels, compute likelihoods of references.
+"""Outputs of a model on a split: generated texts, predicted labels, likelihoods of references.
 
-It stands apart from ``evaluate`` because it alone needs torch.
+This module is separate from ``evaluate`` because only this module needs torch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,47 +31,47 @@ from dpft.tasks.base import Example, LabeledExample, LabeledImage, Record
 
 
 class Likelihoods(NamedTuple):
-    """A model's likelihood of some references, one entry each."""
+    """A model's likelihoods of references, with one entry per reference."""
 
     nll_sums: list[float]
-    """Negative log-likelihood summed over the reference's tokens, in nats."""
+    """Negative log-likelihood, summed over the tokens of the reference, in nats."""
     token_counts: list[int]
-    """Tokens of the reference, end-of-text included."""
+    """Number of tokens of the reference, including end-of-text."""
 
 
 class NextTokens(NamedTuple):
-    """How many tokens of some references a model would have written there, one entry each."""
+    """Numbers of reference tokens that a model predicts correctly, with one entry per reference."""
 
     right_counts: list[int]
-    """Tokens that are the likeliest, given those before."""
+    """Number of tokens that are the most likely ones, given the previous tokens."""
     token_counts: list[int]
-    """Tokens of the reference, end-of-text included."""
+    """Number of tokens of the reference, including end-of-text."""
 
 
 class PairLikelihoods(NamedTuple):
-    """A model's log-likelihoods of preference pairs, one entry each, in nats."""
+    """A model's log-likelihoods of preference pairs, with one entry per pair, in nats."""
 
     chosen: list[float]
     rejected: list[float]
     tokens: list[int]
-    """Tokens of the chosen answer, end-of-text included."""
+    """Number of tokens of the chosen answer, including end-of-text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOutputs:
-    """A model as evaluation reads it."""
+    """A model with everything that is necessary to compute its outputs for evaluation."""
 
     model: PreTrainedModel
-    """On the device it shall run on; left as it was."""
+    """The model, on the device to run on; it is not changed."""
     encoding: Encoding
-    """How records become what it reads."""
+    """Encoding of records as model inputs."""
     batch_size: int
-    """How many of the longest inputs are read at once; of shorter ones as many as hold the same
-    tokens. Memory and speed only."""
+    """Number of the longest inputs in a batch; batches of shorter inputs have as many tokens.
+    Affects only memory and speed."""
     extra_positions: int = 0
-    """Positions of the model that a prompt or prefix takes before the text's own."""
+    """Number of positions of the model that a prompt or prefix occupies before the text."""
     ranks: Ranks = ALONE
-    """The processes that have this model, each of which reads a share; each gets all answers."""
+    """The processes that have this model. Each process reads a share and receives all answers."""
 
     def texts(
         self,
@@ -82,17 +82,17 @@ class ModelOutputs:
     ) -> list[str]:
         """Return the model's text for the prompt of each example.
 
-        A prompt is cut to ``max_length``, or shorter where the model's positions end before
-        prompt and answer do.
+        A prompt is truncated to ``max_length``, or to fewer tokens if the model has too few
+        positions for prompt and answer.
 
         Args:
-            examples: One of each distinct input; their targets are not read.
-            decode: How a text is chosen.
-            on_batch: Called after each batch with the number of examples it held.
-            draws: As ``generate_texts``.
+            examples: One example of each distinct input; their targets are not read.
+            decode: The decoding method.
+            on_batch: Called after each batch with the number of its examples.
+            draws: See ``generate_texts``.
 
         Raises:
-            InputError: ``decode.max_new_tokens`` leaves no room for a prompt.
+            InputError: ``decode.max_new_tokens`` leaves no positions for a prompt.
         """
         encoding = self.encoding
         if not isinstance(encoding, TextEncoding | CorpusEncoding):
@@ -101,7 +101,7 @@ class ModelOutputs:
                 " labels.",
                 key="task",
             )
-        # A seq2seq model writes its answer elsewhere than it reads its prompt.
+        # The answer of a seq2seq model does not take up positions of its prompt.
         written = 0 if encoding.layout.kind == SEQ2SEQ else decode.max_new_tokens
         room = encoding.max_length + written
         positions = max_positions(self.model.config)
@@ -139,7 +139,7 @@ class ModelOutputs:
     ) -> Likelihoods:
         """Return the model's likelihood of each example's target given its prompt.
 
-        The prompt's own tokens do not count, also where a model learned to write them.
+        The tokens of the prompt do not count, even if the model learned to generate them.
 
         Returns:
             One entry per example, in no particular order.
@@ -149,7 +149,7 @@ class ModelOutputs:
     def next_tokens(
         self, examples: Sequence[Example], on_batch: Callable[[int], None]
     ) -> NextTokens:
-        """Return how many tokens of each example's target the model holds for the likeliest."""
+        """Return the number of target tokens of each example that the model ranks first."""
         return NextTokens(*self._of_targets(token_hits, examples, on_batch))
 
     def pairs(
@@ -197,7 +197,7 @@ class ModelOutputs:
         """Return the model's answer to each record, in order.
 
         Returns:
-            For each record the probabilities of the label words or classes, or one number.
+            For each record, the probabilities of the label words or classes, or one number.
         """
         mine = [examples[at] for at in in_turn(len(examples), self.ranks)]
         answers: dict[int, list[float]] = {}
@@ -209,13 +209,13 @@ class ModelOutputs:
         return put_together([answers[index] for index in range(len(mine))], self.ranks)
 
     def _of_all(self, on_batch: Callable[[int], None]) -> Callable[[int], None]:
-        """Return ``on_batch`` scaled by the number of processes, which all read as much."""
+        """Return ``on_batch`` scaled by the number of processes, which all read equally much."""
         return lambda count: on_batch(count * self.ranks.size)
 
     def _batches(self, examples: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:
         """Yield the records in batches on the model's device, longest first, without dropout.
 
-        Each batch comes after the positions of its records in ``examples``.
+        Each batch is preceded by the positions of its records in ``examples``.
         """
         rows = self.encoding.rows(examples)
         with evaluation_mode(self.model):

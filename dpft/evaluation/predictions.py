@@ -1,13 +1,15 @@
-"""Write predictions.jsonl and samples.md, and read files of predictions from any system.
+"""Files of predictions: write predictions.jsonl and samples.md, read predictions of any system.
 
-Three forms are read, each also gzipped. Their texts may be private, so no error quotes them.
+Three formats are supported, each optionally gzipped. Their texts may be private, so no error
+message quotes them.
 
 - ``.jsonl``: one object per line with ``input`` and ``prediction``, as dpft writes it;
-- ``.tsv``: header ``MR<tab>output``, fields quoted or not, as the E2E challenge's outputs;
-- ``.txt``: one line per distinct input, in the order in which each first occurs in the split.
+- ``.tsv``: header ``MR<tab>output``, with quoted or unquoted fields, like the outputs of the E2E
+  challenge;
+- ``.txt``: one line per distinct input, in order of first occurrence in the split.
 
-samples.md shows some inputs, what the model wrote, and the references beside each other. Texts of a
-data set may hold anything, so whatever Markdown or HTML would take as markup is escaped.
+samples.md shows some inputs, the model's outputs, and the references side by side. Texts of a data
+set may contain any characters, so Markdown and HTML markup is escaped.
 """
 
 import gzip
@@ -23,25 +25,25 @@ from dpft.strict_model import StrictModel, as_json
 
 
 class Prediction(StrictModel):
-    """What a model wrote for one distinct input."""
+    """A model's output for one distinct input."""
 
     input: str
-    """What the model read, as the split has it."""
+    """The input of the model, as in the split."""
     prediction: str
-    """What it wrote."""
+    """The output of the model."""
     references: tuple[str, ...]
-    """The right answers."""
+    """The correct answers."""
 
 
 class Sample(StrictModel):
-    """An input and what was written."""
+    """An input with the output of the model."""
 
     input: str
-    """What the model read."""
+    """The input of the model."""
     prediction: str
-    """What it wrote."""
+    """The output of the model."""
     reference: str
-    """One right answer; empty where there is none."""
+    """One correct answer; empty if there is no correct answer."""
 
 
 class _Row(NamedTuple):
@@ -53,7 +55,7 @@ class _Row(NamedTuple):
 def write_predictions(
     path: Path, predictions: Sequence[Prediction], *, private: bool = False
 ) -> None:
-    """Write the predictions as JSON lines, under a temporary name first."""
+    """Write the predictions as JSON lines, first under a temporary name."""
     write_jsonl(path, map(as_json, predictions), mode=0o600 if private else 0o644)
 
 
@@ -67,16 +69,16 @@ def read_predictions(
     """Return the predictions of a file, in the order of the inputs.
 
     Args:
-        path: A .jsonl, .tsv or .txt file, or one of these with .gz after it.
-        inputs: All distinct inputs of the split, in the order in which each first occurs.
-        repair: Mends the encoding faults of the data set's files, ``Task.repair``.
-        limit: Predictions for this many inputs, the first ones; None for all. A file for the
-            whole split and a file for these inputs alone are both read.
+        path: A .jsonl, .tsv or .txt file, or such a file with the suffix .gz.
+        inputs: All distinct inputs of the split, in order of first occurrence.
+        repair: Fixes encoding errors in the files of the data set, ``Task.repair``.
+        limit: Number of inputs, from the first one, to return predictions for; None for all. The
+            file may contain predictions for the whole split or only for these inputs.
 
     Raises:
-        InputError: The file is missing, empty or not of its form; or it does not have exactly one
-            prediction for each input. The message gives file and line, never text, nor how many
-            inputs there are, which of a private split is private.
+        InputError: The file is missing, empty or in another format, or does not have exactly one
+            prediction for each input. The message contains file and line, but no text. It does not
+            reveal the number of inputs, which is private for a private split.
     """
     wanted = list(inputs)[:limit]
     kind = Path(path.name.removesuffix(".gz")).suffix
@@ -108,7 +110,7 @@ def read_predictions(
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the file's lines without their ends and without a byte-order mark."""
+    """Return the lines of a file without line ends and without a byte-order mark."""
     data = _bytes(path)
     try:
         text = data.decode("utf-8-sig")
@@ -122,7 +124,7 @@ def _lines(path: Path) -> list[str]:
             f"{path}: predictions must have a line for each input, got an empty file.",
             key="predictions",
         )
-    # not splitlines: a text may hold U+2028 and its like
+    # Do not use splitlines, because a text may contain U+2028 and similar characters.
     return [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
 
 
@@ -190,8 +192,8 @@ def _tsv_rows(path: Path, lines: list[str]) -> Iterator[_Row]:
 def _unquoted(field: str) -> str:
     """Return a field without the quotes around it, if they are quotes of the file format.
 
-    Line by line, unlike a CSV reader, to which an output that opens with a quotation mark in an
-    unquoted file would hide the lines after it.
+    Each line is parsed separately. In an unquoted file, an output may begin with a quotation mark,
+    and a CSV reader would then swallow the following lines.
     """
     inner = field[1:-1].replace('""', "")
     quoted = len(field) >= 2 and field[0] == field[-1] == '"' and '"' not in inner
@@ -204,7 +206,7 @@ def _jsonl_rows(path: Path, lines: list[str]) -> Iterator[_Row]:
             continue
         try:
             record = json.loads(line)
-            json.dumps(record, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            json.dumps(record, ensure_ascii=False).encode()  # fails for lone surrogates
         except (ValueError, RecursionError):
             record = None
         fields = (record.get("input"), record.get("prediction")) if isinstance(record, dict) else ()
@@ -225,17 +227,17 @@ _ROW_READERS: dict[str, Callable[[Path, list[str]], Iterator[_Row]]] = {
 
 
 SAMPLES = 20
-"""Inputs shown, evenly spread over the split."""
+"""Number of inputs shown, selected at even spacing over the split."""
 SHOWN_ON_PAGE = 3
-"""Inputs of a public split in metrics.json, evenly spread, too."""
+"""Number of inputs of a public split in metrics.json, also selected at even spacing."""
 SHOWN_REFERENCES = 5
-"""References shown beside one input; E2E has up to 43."""
+"""Number of references shown for one input; E2E has up to 43."""
 
 _ESCAPES = str.maketrans(
     {
         **{character: f"\\{character}" for character in "\\`*_[]|~$"},
         **{"&": "&amp;", "<": "&lt;", ">": "&gt;"},
-        # Control characters have no place in Markdown; a NUL may end the file for its reader.
+        # Control characters are invalid in Markdown, and some readers end a file at a NUL.
         **{chr(code): "\N{REPLACEMENT CHARACTER}" for code in range(32)},
         "\t": " ",
     }
@@ -245,7 +247,7 @@ _ESCAPES = str.maketrans(
 def write_samples(
     path: Path, predictions: Sequence[Prediction], *, heading: str, note: str = "", private: bool
 ) -> None:
-    """Write samples.md, under a temporary name first."""
+    """Write samples.md, first under a temporary name."""
     text = render_samples(predictions, heading=heading, note=note)
     write_text(path, text, mode=0o600 if private else 0o644)
 
@@ -270,7 +272,7 @@ def render_samples(predictions: Sequence[Prediction], *, heading: str, note: str
 
 
 def sample_records(predictions: Sequence[Prediction]) -> tuple[Sample, ...]:
-    """Return a few inputs, what the model wrote and one reference each, for metrics.json."""
+    """Return a few inputs with the model's outputs and one reference each, for metrics.json."""
     chosen = [predictions[place] for place in spread(len(predictions), SHOWN_ON_PAGE)]
     return tuple(
         Sample(
@@ -283,7 +285,7 @@ def sample_records(predictions: Sequence[Prediction]) -> tuple[Sample, ...]:
 
 
 def spread(count: int, most: int = SAMPLES) -> list[int]:
-    """Return at most ``most`` places among ``count``, evenly spread from the first on."""
+    """Return at most ``most`` positions among ``count``, evenly spaced from the first one."""
     chosen = min(count, most)
     return [index * count // chosen for index in range(chosen)]
 
@@ -302,7 +304,7 @@ def _cells(prediction: Prediction) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Return a text as a cell of a Markdown table, its line ends as ``<br>``."""
+    """Return a text as a cell of a Markdown table, with line ends as ``<br>``."""
     return "<br>".join(map(_inline, text.splitlines())) if text.strip() else "*empty*"
 
 

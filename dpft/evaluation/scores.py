@@ -13,7 +13,7 @@ TRAINING_SPLIT = "computed on training records, not covered by epsilon"
 
 
 PRIVATE_MARK = "private: not covered by ε"
-"""What `dpft eval` prints with the scores of a private split."""
+"""Text that `dpft eval` prints with the scores of a private split."""
 
 
 Stage = Literal["before", "after"]
@@ -23,57 +23,58 @@ STAGES: Mapping[Stage, str] = {
     "before": "before fine-tuning",
     "after": "after fine-tuning",
 }
-"""In the order of a table, and in words; those after fine-tuning are of the released weights."""
+"""Description of each stage, in the order of a table. The scores after fine-tuning are those of the
+released weights."""
 
 
 class ConfusedClasses(StrictModel):
-    """Which class was taken for which; of a public split alone."""
+    """Confusion matrix; only for a public split."""
 
     labels: tuple[str, ...]
     """Names of the classes."""
     counts: tuple[tuple[Count, ...], ...]
-    """A row for each right class, a column for each class it was taken for."""
+    """A row for each correct class, a column for each predicted class."""
 
 
 class SplitScores(StrictModel):
-    """The scores of one split, or of a part of it."""
+    """The scores of one split, or of a part of a split."""
 
     task: str
-    """The task."""
+    """Name of the task."""
     split: str
-    """The split, or its part."""
+    """Name of the split or of its part."""
     examples: Count | None = None
-    """Distinct inputs scored; of a private split in private/metrics.json alone."""
+    """Number of distinct inputs scored; for a private split, only in private/metrics.json."""
     metrics: Mapping[str, float]
-    """Key of a metric to its value; the scales are on the page of the metrics. Of a private split
-    empty in metrics.json, or rounded where `eval.publish_private_scores` asked for it."""
+    """Value of each metric, by key. For a private split, metrics.json contains no values, or
+    rounded values with `eval.publish_private_scores`."""
 
 
 class StageScores(SplitScores):
-    """The same at one stage of a run, with what metrics say beside their values."""
+    """The scores of one split at one stage of a run, with more information about the metrics."""
 
     stage: Stage
     """Before or after fine-tuning."""
     not_computed: Mapping[str, str]
-    """Key of a metric to why it has no value."""
+    """Reason why a metric has no value, by key of the metric."""
     signatures: Mapping[str, str] | None = None
-    """Key of a metric to sacrebleu's signature, which names the tokenizer and the version."""
+    """Sacrebleu's signature of each metric, which states the tokenizer and the version."""
     confusion: ConfusedClasses | None = None
-    """Which class was taken for which; of a public split alone."""
+    """Confusion matrix; only for a public split."""
 
 
 class ScoreEntry(StageScores):
-    """Scores of one split at one stage, as metrics.json has them."""
+    """Scores of one split at one stage, as stored in metrics.json."""
 
     split_is_public: bool
     """Whether the split may be shown."""
     digits: Literal[2] | None = None
-    """Significant digits to which the scores of a private split are rounded, where metrics.json has
-    them."""
+    """Significant digits of the rounded scores of a private split, if metrics.json
+    contains them."""
     note: str | None = None
-    """That epsilon does not cover these scores, and where they are; of a private split alone."""
+    """Statement that epsilon does not cover these scores; only for a private split."""
     samples: tuple[Sample, ...] | None = None
-    """A few inputs to read; of a public split alone."""
+    """A few example inputs; only for a public split."""
 
     def _check_fields(self) -> None:
         """Reject texts of a private split, which no public file may contain."""
@@ -82,17 +83,17 @@ class ScoreEntry(StageScores):
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """Task, split and stage, of which a file has one entry."""
+        """Task, split and stage; a file has one entry for each combination."""
         return self.task, self.split, self.stage
 
     @property
     def is_private(self) -> bool:
-        """Whether it is of private records; one that says why none was scored is not."""
+        """Whether the entry is about private records; an entry without scored records is not."""
         nothing_scored = self.examples == 0 and not self.metrics
         return not self.split_is_public and not nothing_scored
 
     def marked(self, public: bool) -> "ScoreEntry":
-        """Return the entry with whether its split is public; if not, without texts, and a note."""
+        """Return the entry marked as public or private; if private, add a note and remove texts."""
         if public:
             return self.replace(split_is_public=True, note=None, digits=None)
         note = split_note(self.split)
@@ -100,15 +101,15 @@ class ScoreEntry(StageScores):
 
 
 def split_note(split: str) -> str:
-    """Return what stands beside scores of a split that is not public."""
+    """Return the note for scores of a split that is not public."""
     return TRAINING_SPLIT if split == "train" else PRIVATE_SPLIT
 
 
 class Metrics(Versioned):
     """The scores of a run, or of an evaluation.
 
-    Those of private splits are in the second file. `dpft eval output=json` prints the entries of
-    what it scored, and marks those of private splits.
+    The scores of private splits are in private/metrics.json. `dpft eval output=json` prints the
+    entries of the scored splits, and marks those of private splits.
     """
 
     evaluations: tuple[ScoreEntry, ...]

@@ -1,11 +1,12 @@
-"""Find near-duplicate texts.
+"""Detection of near-duplicate texts.
 
 Two texts are near duplicates if their sets of n-grams of ``NGRAM`` words have a Jaccard similarity
-of at least ``THRESHOLD``, as in NearDup of Lee et al. 2021 (arXiv 2107.06499, section 4.2), without
-its last step, an edit similarity. Fewer words are one n-gram. datasketch's locality-sensitive
-hashing finds candidates with 25 bands of 5 rows (a pair of similarity s with probability 1 - (1 -
-s^5)^25: 0.99995 at 0.8), and each is compared exactly: no false positives, and one of 20,000 pairs
-at the threshold may be missed.
+of at least ``THRESHOLD``. This is NearDup of Lee et al. 2021 (arXiv 2107.06499, section 4.2)
+without its last step, an edit similarity. A text with fewer words is a single n-gram. The
+locality-sensitive hashing of datasketch finds candidates with 25 bands of 5 rows. It finds a pair
+of similarity s with probability 1 - (1 - s^5)^25, which is 0.99995 for s = 0.8. Each candidate is
+compared exactly. There are therefore no false positives, and about one of 20,000 pairs at the
+threshold is missed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,9 +23,9 @@ _WORD = regex.compile(r"\w+|[^\w\s]")
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text and its marks, each mark a word of its own.
+    """Return the words of a text and its punctuation marks, each mark as a separate word.
 
-    Each character of a script that is written without blanks is a word, too.
+    Each character of a script without spaces is also a word.
 
     >>> words_of("The Eagle, a pub.")
     ['The', 'Eagle', ',', 'a', 'pub', '.']
@@ -45,12 +46,12 @@ METHOD = (
     f"Jaccard similarity of {NGRAM}-grams of words at least {THRESHOLD}; candidates by MinHash"
     " (datasketch), each verified exactly"
 )
-"""The definition of a near duplicate, in words."""
+"""Description of the definition of a near duplicate."""
 Grams = frozenset[str]
 
 
 def grams_of(text: str) -> Grams:
-    """Return the n-grams of a text's words; all its words as one where they are fewer.
+    """Return the n-grams of a text's words; a text with fewer words is a single n-gram.
 
     >>> sorted(grams_of("The Eagle, a pub in town."))
     [', a pub in town', 'a pub in town .', 'eagle , a pub in', 'the eagle , a pub']
@@ -61,16 +62,16 @@ def grams_of(text: str) -> Grams:
 
 
 def jaccard(one: Grams, other: Grams) -> float:
-    """Return the share of the n-grams of either that both have."""
+    """Return the share of common n-grams among the n-grams of both sets."""
     common = len(one & other)
     return common / (len(one) + len(other) - common)
 
 
 class NearDuplicates:
-    """Texts, of which those near to another text can be found. Equal ones are held once."""
+    """An index of texts that finds near duplicates. Equal texts are stored once."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """Hashes the texts."""
+        """Hash the texts."""
         try:
             import datasketch
         except ImportError:
@@ -86,7 +87,7 @@ class NearDuplicates:
             self._index.insert(number, hashed)
 
     def near(self, texts: Sequence[str]) -> list[bool]:
-        """Return for each text whether an indexed text is a near duplicate of it, or equal."""
+        """Return for each text whether an indexed text is equal to it or a near duplicate."""
         grams = [grams_of(text) for text in texts]
         is_near: dict[Grams, bool] = {}
         distinct = list(dict.fromkeys(grams))
@@ -95,7 +96,7 @@ class NearDuplicates:
         return [is_near[one] for one in grams]
 
     def repeated(self, texts: Sequence[str]) -> list[bool]:
-        """Return for each indexed text whether another is a near duplicate of it, or equal."""
+        """Return for each indexed text whether another text is equal to it or a near duplicate."""
         grams = [grams_of(text) for text in texts]
         counts: dict[Grams, int] = {}
         for one in grams:
@@ -121,20 +122,20 @@ class NearDuplicates:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSets:
-    """Places of records by whether another is near, as Ponomareva et al. 2022 prompt a model."""
+    """Positions of records by whether they have near duplicates, as in Ponomareva et al. 2022."""
 
     train_dup: tuple[int, ...]
     """Training records with a near duplicate among the training records."""
     train_unique: tuple[int, ...]
-    """Training records without."""
+    """Training records without such a near duplicate."""
     valid_in_train: tuple[int, ...]
-    """Records not trained on with a near duplicate among the training records."""
+    """Records not trained on, with a near duplicate among the training records."""
     valid_unique: tuple[int, ...]
-    """Records not trained on without."""
+    """Records not trained on, without such a near duplicate."""
 
 
 def prompt_sets(training: Sequence[str], unseen: Sequence[str]) -> PromptSets:
-    """Return the four sets of prompts, of every record of both."""
+    """Return the four sets of prompts, which together contain every record."""
     held = NearDuplicates(training)
     repeated, in_train = held.repeated(training), held.near(unseen)
     return PromptSets(

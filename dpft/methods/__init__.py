@@ -1,1 +1,1 @@
-"""Fine-tuning methods: which parameters train, one file each."""
+"""Fine-tuning methods, which select the trainable parameters, with one file per method."""

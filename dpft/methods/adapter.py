@@ -1,12 +1,12 @@
 """Bottleneck adapters (Houlsby et al. 2019, arXiv 1902.00751).
 
-With ``bottleneck=48`` and the norms frozen they are 1.435 % of RoBERTa-base, where the Adapter
-column of Bu et al. 2022, table 4, says 1.4 % and not what was used. Of RoBERTa-large they are
-1.34 %, where the table says 1.4 %.
+With ``bottleneck=48`` and frozen norms, the adapters are 1.435 % of RoBERTa-base. The Adapter
+column of Bu et al. 2022, table 4, states 1.4 % but not the settings. For RoBERTa-large, the
+adapters are 1.34 %, and the table states 1.4 %.
 
-``BottleneckMethod`` is the base of this method and of ``compacter``. A block's output projections,
-after attention and after the feed-forward layer, are wrapped, so that an adapter acts before the
-residual is added (Houlsby et al. 2019, figure 2).
+``BottleneckMethod`` is the base class of this method and of ``compacter``. It wraps the output
+projections of a block, after attention and after the feed-forward layer. An adapter therefore acts
+before the residual is added (Houlsby et al. 2019, figure 2).
 """
 
 from abc import abstractmethod
@@ -55,28 +55,30 @@ PLACES: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("t5", "mt5"), T5),
 }
-"""Suffixes of the projections' names, by the architecture's ``model_type``."""
+"""Suffixes of the projections' names, by the ``model_type`` of the architecture."""
 
 AdapterMaker: TypeAlias = "Callable[[int], nn.Module]"
-"""Width of a projection's output to a new adapter, which maps (…, width) to the same shape."""
+"""Function from the width of a projection's output to a new adapter, which maps (…, width) to the
+same shape."""
 
 
 class BottleneckMethod(Method):
-    """Base of the methods that put adapters behind a block's output projections."""
+    """Base class of the methods that put adapters after a block's output projections."""
 
     bottleneck: AtLeastOne | None
     """Width in the middle of an adapter."""
     targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """Suffixes of the names of the linear modules to adapt; None takes the architecture's own."""
+    """Suffixes of the names of the linear modules to adapt; null takes those of the
+    architecture."""
     train_norms: bool = False
-    """Train the normalization layers as well, as Houlsby et al. 2019 do."""
+    """Also train the normalization layers, as Houlsby et al. 2019 do."""
 
     saves_whole_model: ClassVar[bool] = False
     trains_beside: ClassVar[bool] = True
 
     @abstractmethod
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
-        """Return the maker of adapters of one model, on its device."""
+        """Return a function that creates the adapters of one model, on its device."""
 
     def check_width(self, width: int) -> None:
         """Reject a projection that the adapters do not fit.
@@ -94,17 +96,17 @@ class BottleneckMethod(Method):
             )
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Return the model with trainable adapters in it, all else frozen.
+        """Return the model with trainable adapters; only ``train_norms`` opens other parameters.
 
         Raises:
-            InputError: There is nowhere to put them, or they do not fit.
+            InputError: No module matches the targets, or the adapters do not fit.
         """
         norms = norm_parameters(model) if self.train_norms else set()
         train_only(model, lambda name, p: p in norms and not is_new(name, new))
         return self.insert(model)
 
     def insert(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        """Return the model with adapters in it."""
+        """Return the model with adapters inserted."""
         from dpft.methods.layers import AdaptedProjection, output_width
 
         projections = self._projections(model)
@@ -117,14 +119,18 @@ class BottleneckMethod(Method):
         return model
 
     def save(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write what was trained and the settings, and the base where no other place holds it."""
+        """Write the trained weights and the settings, and the base if it is stored nowhere else."""
         from dpft.methods.adapter_files import save_base, save_trained
 
         save_trained(model, folder, self.model_dump(mode="json"))
         save_base(model, folder, is_added=lambda name: ".adapter." in name)
 
     def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
-        """Return a fresh base model with the adapters that ``save`` wrote, by their settings."""
+        """Return a fresh base model with the adapters that ``save`` wrote, by their settings.
+
+        Raises:
+            InputError: The folder cannot be read, or belongs to another method or another model.
+        """
         from dpft.methods.adapter_files import load_settings, load_trained
 
         settings = load_settings(folder)
@@ -142,7 +148,7 @@ class BottleneckMethod(Method):
         return model
 
     def _projections(self, model: "PreTrainedModel") -> "dict[str, Projection]":
-        """Return the modules to wrap, by name; one that blocks share, once."""
+        """Return the modules to wrap, by name; a module that blocks share occurs once."""
         from dpft.methods.layers import Projection
 
         suffixes = self.targets or PLACES.get(model.config.model_type)
@@ -179,13 +185,13 @@ def _endings(linear: "dict[str, Projection]") -> str:
 
 @METHODS.register("adapter")
 class Adapter(BottleneckMethod):
-    """Trains two adapters in every block."""
+    """Training of two adapters in every block."""
 
     bottleneck: AtLeastOne = 48
     """Width in the middle of an adapter."""
 
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
-        """Return a maker of adapters on a device."""
+        """Return a function that creates adapters on a device."""
         from dpft.methods.layers import dense_bottleneck
 
         return lambda width: dense_bottleneck(width, self.bottleneck, device)

@@ -1,11 +1,11 @@
-"""Save and load the folder of an adapter: the parameters that a method added to a frozen base.
+"""Folder of an adapter: the parameters that a method added to a frozen base.
 
-Methods of dpft's own write safetensors and JSON (`save_trained`), so that nothing is unpickled
-(docs/dev/design.md, rule 11). Methods of peft write what plain peft loads (`save_adapter`), and
-what peft alone would lose: original weights that train with the adapter (biases, embeddings) are
-added to ``adapter_model.safetensors`` under their full names, where ``PeftModel.from_pretrained``
-finds them. A checkpoint has a ``name_or_path`` to load it from; a base that was never pretrained
-has no address, so its weights go to ``base/`` (`save_base`).
+dpft's own methods write safetensors and JSON (`save_trained`), so that nothing is unpickled
+(docs/dev/design.md, rule 11). Methods of peft write files that peft loads without dpft
+(`save_adapter`). peft would lose original weights that train with the adapter, such as biases and
+embeddings. dpft adds them to ``adapter_model.safetensors`` under their full names, so that
+``PeftModel.from_pretrained`` finds them. A checkpoint is loaded from its ``name_or_path``. A base
+that was never pretrained has no address, so its weights are saved in ``base/`` (`save_base`).
 """
 
 import json
@@ -31,19 +31,18 @@ if TYPE_CHECKING:
 
 
 def base_folder(folder: Path) -> Path | None:
-    """Return where a model's folder keeps its base; None if the base is to be had elsewhere."""
+    """Return the base in a model's folder; None if the base is available elsewhere."""
     base = folder / BASE
     return base if base.is_dir() else None
 
 
 def save_base(model: PreTrainedModel, folder: Path, *, is_added: Callable[[str], bool]) -> None:
-    """Write the model as ``from_pretrained`` loads it without the method, if nothing else does.
+    """Write the model without the method for ``from_pretrained``, if it is stored nowhere else.
 
     Args:
-        model: The trained model, not in a wrapper of peft's; what trained of its own weights is
-            written as trained.
-        folder: ``BASE`` is made in it.
-        is_added: Whether a name in its state is of what the method added.
+        model: Trained model that peft has not wrapped; its own weights are written as trained.
+        folder: Folder in which ``BASE`` is created.
+        is_added: Function that returns whether the method added a name of the model's state.
     """
     if model.name_or_path:
         return
@@ -62,7 +61,7 @@ SETTINGS = "dpft_adapter.json"
 
 
 def save_trained(model: nn.Module, folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write every parameter that requires grad, by its name, a tied one once, and the settings."""
+    """Write the settings and every parameter that requires grad, by name; tied ones once."""
     folder.mkdir(parents=True, exist_ok=True)
     trained = {
         name: parameter.detach().cpu().contiguous()
@@ -74,10 +73,10 @@ def save_trained(model: nn.Module, folder: Path, settings: Mapping[str, Any]) ->
 
 
 def load_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings that ``save_trained`` was given.
+    """Return the settings that were passed to ``save_trained``.
 
     Raises:
-        InputError: They cannot be read.
+        InputError: The settings cannot be read.
     """
     try:
         settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text())["settings"]
@@ -92,10 +91,10 @@ def load_settings(folder: Path) -> dict[str, Any]:
 
 @torch.no_grad()
 def load_trained(model: nn.Module, folder: Path) -> None:
-    """Put the saved parameters into a model that has them all, by name.
+    """Load the saved parameters, by name, into a model that has all of them.
 
     Raises:
-        InputError: They cannot be read, or belong to another model.
+        InputError: The parameters cannot be read, or belong to another model.
     """
     parameters = dict(model.named_parameters())
     for name, tensor in _read_weights(folder / WEIGHTS).items():
@@ -121,13 +120,13 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 PEFT_WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
 PEFT_PARTS = ("lora_", "prompt_encoder.", ".modules_to_save.")
-"""Parts of the names of the parameters that peft saves by itself."""
+"""Parts of the names of the parameters that peft saves without dpft."""
 
 
 def wrap(model: PreTrainedModel, config: "PeftConfig") -> PreTrainedModel:
-    """Return the model inside peft's; the config belongs to this model alone from now on.
+    """Return the model wrapped by peft; afterwards, only this model may use the config.
 
-    peft writes the model's sizes into the config, so a config must never serve a second model.
+    peft writes the sizes of the model into the config, so a config must never serve a second model.
     """
     from peft import get_peft_model
 
@@ -139,10 +138,10 @@ def wrap(model: PreTrainedModel, config: "PeftConfig") -> PreTrainedModel:
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write a folder from which ``PeftModel.from_pretrained`` restores the trained model.
 
-    ``adapter_config.json`` names the base as it was given to ``from_pretrained``: its hub name or
-    its folder. A base without either (``name_or_path`` empty: initialized at random) is saved
-    under ``base/``, and named by that folder as ``address`` does. ``dpft export`` writes the model
-    card, so peft's empty one is removed.
+    ``adapter_config.json`` names the base as it was given to ``from_pretrained``: its Hub name or
+    its folder. A base that was initialized at random has an empty ``name_or_path``. Such a base is
+    saved under ``base/``, and ``address`` gives the name of that folder. ``dpft export`` writes the
+    model card, so peft's empty card is removed.
     """
     adapted: Any = model
     folder = folder.resolve()
@@ -151,7 +150,7 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     save_base(base, folder, is_added=_is_pefts)
     source = base.name_or_path or address(folder / BASE)
     adapted.peft_config[adapted.active_adapter].base_model_name_or_path = source
-    # False: "auto" asks the hub for the base's vocabulary; a trained embedding is added below
+    # "auto" would ask the Hub for the base's vocabulary; a trained embedding is added below.
     adapted.save_pretrained(folder, save_embedding_layers=False)
     added = {  # trained weights of the base itself, by their names in peft's model
         name: parameter.detach().cpu().contiguous()
@@ -167,11 +166,11 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Return a base model with a saved adapter on it, in eval mode, nothing trainable.
+    """Return a base model with a saved adapter, in eval mode and without trainable parameters.
 
     Raises:
-        InputError: A file of it is gone; peft would ask the hub for a repository called as the
-            folder is.
+        InputError: A file of the adapter is missing. peft would ask the Hub for a repository with
+            the name of the folder.
     """
     from peft import PeftModel
 
@@ -191,9 +190,9 @@ def name_base(folder: Path, base_model: str | None, revision: str | None) -> Non
     """Replace the path of the base in an exported adapter's settings by the base's Hub id.
 
     Args:
-        folder: The exported adapter.
-        base_model: Hub id; None: the base is in the folder, and a loader must be given it.
-        revision: Of the base on the Hub.
+        folder: Folder of the exported adapter.
+        base_model: Hub id; None: the base is in the folder, and users must pass it to the loader.
+        revision: Revision of the base on the Hub.
     """
     settings = json.loads((folder / CONFIG).read_text())
     settings |= {"base_model_name_or_path": base_model, "revision": revision}
@@ -201,9 +200,9 @@ def name_base(folder: Path, base_model: str | None, revision: str | None) -> Non
 
 
 def address(folder: Path) -> str:
-    """Return a folder's path, relative where it lies in the working directory.
+    """Return a folder's path, relative if it is inside the working directory.
 
-    A released file shall not tell how the machine's folders are called.
+    A released file must not reveal the folder names of the machine.
     """
     path, here = folder.resolve(), Path.cwd().resolve()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
@@ -215,7 +214,7 @@ def _is_pefts(name: str) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences what peft says of its own use of transformers, and of mixed layer kinds."""
+    """Silence peft's warnings about its use of transformers and about mixed layer kinds."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.* is deprecated")
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")

@@ -1,14 +1,14 @@
 """Base class of fine-tuning methods: prepare a model and choose its trainable parameters.
 
-Adding a method is a module here whose class registers itself in ``METHODS``, a YAML in conf/method
-and a test. A run asks a method, in this order: ``prepare`` once; ``phases`` for its plan; then in
-every step ``begin_step``, the private gradient of what requires grad, ``finish_gradient``,
-``begin_update``, and the optimizer over ``moved_parameters``; ``save`` at the end. Most methods say
-only what trains, in ``adapt``.
+A new method needs a module here whose class registers itself in ``METHODS``, a YAML file in
+conf/method, and a test. A run calls ``prepare`` once, and then ``phases`` for its plan. In every
+step, it calls ``begin_step``, computes the private gradient of the parameters that require grad,
+and calls ``finish_gradient`` and ``begin_update``. The optimizer then updates ``moved_parameters``.
+At the end, the run calls ``save``. Most methods define only ``adapt``, which selects what trains.
 
-The parts of a model that methods train, its norms, blocks and head, are answered here, too:
-``PreTrainedModel`` names its body
-(``base_model``) and its embeddings; for the rest the order and the names of modules have to do.
+This module also finds the parts of a model that methods train: its norms, blocks and head.
+``PreTrainedModel`` names its body (``base_model``) and its embeddings. The order and the names of
+modules identify the rest.
 """
 
 from abc import ABC, abstractmethod
@@ -30,64 +30,68 @@ if TYPE_CHECKING:
 
 
 LARGEST_FILE = "5GB"
-"""Of a saved model's weights; who saves a model from shards holds as much in memory."""
+"""Maximum size of a weight file of a saved model. Saving a sharded model takes this much memory."""
 WRAPPINGS = ("base_model.model.", "base_model.", ".modules_to_save.default", ".base_layer")
-"""peft's prefix of the names of a wrapped model's parameters."""
+"""Parts that peft adds to the names of a wrapped model's parameters."""
 
 
 class ParameterCounts(StrictModel):
-    """Numbers in the parameters of a prepared model; a tied parameter counts once."""
+    """Numbers of parameters of a prepared model; a tied parameter counts once."""
 
     trainable: Count
-    """Numbers that train."""
+    """Number of trainable parameters."""
     new: Count
-    """Of the trainable: task heads that the base checkpoint's architecture lacks."""
+    """Number of trainable parameters in task heads that the base checkpoint's architecture
+    lacks."""
     total: Count
-    """Numbers of the model."""
+    """Number of all parameters of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodPhase:
-    """A stretch of steps in which the same parameters train."""
+    """Consecutive steps in which the same parameters train."""
 
     method: str
     steps: int
     max_grad_norm: float | None = None
-    """None takes privacy.max_grad_norm."""
+    """Clipping norm of the phase; None: privacy.max_grad_norm."""
     learning_rate: float | None = None
-    """None takes train.learning_rate; the schedule's factor applies to it as well."""
+    """Learning rate of the phase; None: train.learning_rate. The factor of the schedule applies in
+    both cases."""
 
 
 class Method(Section, ABC):
-    """Base of every method; its fields are its configuration, ``conf/method/<name>.yaml``."""
+    """Base class of methods; its fields are the configuration, ``conf/method/<name>.yaml``."""
 
     name: str
-    """Which method; chosen by method=NAME."""
+    """Name of the method; chosen by method=NAME."""
     train_new_modules: bool = True
-    """Train what the base checkpoint's architecture lacks, such as a classification head."""
+    """Train the modules that the base checkpoint's architecture lacks, such as a classification
+    head."""
     train_biases: bool = False
-    """Train every bias as well (BiTFiT, Bu et al. 2022)."""
+    """Also train every bias (BiTFiT, Bu et al. 2022)."""
     train_embeddings: bool = False
-    """Train the input embeddings as well; dialogue needs it (Li et al. 2022, Appendix V)."""
+    """Also train the input embeddings, as dialogue tasks need (Li et al. 2022, Appendix V)."""
 
     saves_whole_model: ClassVar[bool] = True
-    """Whether ``save`` leaves a model that ``from_pretrained`` loads; else it needs the base."""
+    """Whether ``save`` writes a model that ``from_pretrained`` loads; otherwise the base is
+    needed."""
     trains_beside: ClassVar[bool] = False
-    """Whether it leaves the base's own weights as they are, which may then be quantized."""
+    """Whether the method leaves the base's own weights unchanged, so that they may be quantized."""
     required_init: ClassVar[str | None] = None
-    """The only ``model.init`` it works with; None: any."""
+    """The only ``model.init`` that the method supports; None: any."""
 
     def prepare(
         self, model: "PreTrainedModel", new: frozenset[str] = frozenset()
     ) -> "PreTrainedModel":
-        """Return the model to train, with ``requires_grad`` set on exactly what trains first.
+        """Return the model with ``requires_grad`` set on exactly the parameters that train first.
 
         Args:
-            model: A fresh model; it may be on the meta device. It may be changed in place.
+            model: A fresh model, which may be on the meta device and may be changed in place.
             new: Names of its parameters that the base checkpoint's architecture lacks.
 
         Raises:
-            InputError: The settings do not fit the model, or nothing is left to train.
+            InputError: The settings do not fit the model, or no parameter is left to train.
         """
         idle = idle_modules(model)
         prepared = self.adapt(model, new)
@@ -107,64 +111,66 @@ class Method(Section, ABC):
 
     @abstractmethod
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Return the model with ``requires_grad`` set on what the method itself trains."""
+        """Return the model with ``requires_grad`` set on the parameters of the method itself."""
 
     def phases(
         self, steps: int, steps_of_epochs: Callable[[float], int]
     ) -> tuple[MethodPhase, ...]:
-        """Return the stretches of a run of ``steps`` steps; their steps add up to it.
+        """Return the phases of a run of ``steps`` steps; their steps add up to ``steps``.
 
         Args:
-            steps: Steps planned.
-            steps_of_epochs: Epochs to the number of steps they take, at least 1.
+            steps: Number of planned steps.
+            steps_of_epochs: Function from epochs to the number of steps they take, at least 1.
         """
         return (MethodPhase(method=self.name, steps=steps),)
 
     def begin_step(self, model: "nn.Module", step: int) -> None:
-        """Make the model ready for step ``step`` (counted from 0), before its batch is drawn.
+        """Prepare the model for step ``step`` (counted from 0), before its batch is drawn.
 
-        The one place where what trains may change, and only where a phase begins. Whatever it
-        reads of the model is the output of earlier noisy steps. It follows from those weights and
-        ``step`` alone: it may be asked again, and for another step than the one that comes next.
+        The trainable parameters may change only here, and only at the beginning of a phase. All
+        values that a method reads from the model are outputs of earlier noisy steps. The result
+        depends only on these weights and on ``step``. A run may call this method again, and for
+        another step than the next one.
         """
         return
 
     def finish_gradient(self, model: "nn.Module") -> None:
-        """Turn the private gradient into that of ``moved_parameters``: post-processing."""
+        """Convert the private gradient to that of ``moved_parameters`` by post-processing."""
         return
 
     def begin_update(self, optimizer: "Optimizer", step: int) -> None:
-        """Make the optimizer ready for step ``step`` (counted from 0), just before it moves.
+        """Prepare the optimizer for step ``step`` (counted from 0), just before it updates.
 
-        What is done follows from ``step`` alone, so that a run that is resumed there does it too.
+        The effect depends only on ``step``, so a run that resumes at this step repeats it.
         """
         return
 
     def moved_parameters(self, model: "nn.Module") -> "list[nn.Parameter]":
-        """Return the parameters that the optimizer moves, asked after ``begin_step(model, 0)``."""
+        """Return the parameters that the optimizer updates; call ``begin_step(model, 0)`` first."""
         return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     @property
     def extra_positions(self) -> int:
-        """Positions of the model that stand before a text's own: those of a prompt or a prefix."""
+        """Number of model positions before those of a text, used by a prompt or a prefix."""
         return 0
 
     def save(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write the trained model, whole where ``saves_whole_model``."""
+        """Write the trained model, as a whole if ``saves_whole_model``."""
         model.save_pretrained(folder, safe_serialization=True, max_shard_size=LARGEST_FILE)
 
     def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
-        """Return a fresh base model with what ``save`` wrote put onto it.
+        """Return a fresh base model with the parameters that ``save`` wrote.
 
-        Asked only of methods that do not save the whole model.
+        Only methods that do not save the whole model need this.
         """
         raise NotImplementedError(f"method={self.name} saves the whole model.")
 
     def merge(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        """Return the trained model as one that needs no base; LoRA adds its change to the weights.
+        """Return the trained model as a model without a base; LoRA adds its change to the weights.
 
         Raises:
-            InputError: What the method trains cannot be put into the base's own weights.
+            InputError: The parameters that the method trains cannot be merged into the base's own
+                weights.
         """
         if self.saves_whole_model:
             return model
@@ -177,7 +183,7 @@ class Method(Section, ABC):
         )
 
     def _also_trained(self, model: "nn.Module", new: frozenset[str]) -> "Iterator[nn.Parameter]":
-        """Yield the parameters that ``train_new_modules`` and its like add to the method's own."""
+        """Yield the parameters that ``train_new_modules`` and similar settings add."""
         inputs = input_embeddings(model) if self.train_embeddings else set()
         for name, parameter in model.named_parameters():
             fresh = is_new(name, new)
@@ -191,7 +197,7 @@ class Method(Section, ABC):
 
 def is_bias(name: str) -> bool:
     """Return whether a parameter's name is that of a bias of the model itself."""
-    # peft keeps the module it replaced as original_module, and never runs it
+    # peft keeps the module that it replaced as original_module, and never runs that module.
     replaced = "original_module" in name or "lora_" in name
     return original_name(name).rpartition(".")[2] == "bias" and not replaced
 
@@ -202,7 +208,7 @@ def is_new(name: str, new: frozenset[str]) -> bool:
 
 
 def original_name(name: str) -> str:
-    """Return a parameter's name in the model before peft wrapped it.
+    """Return the name of a parameter in the model before peft wrapped it.
 
     >>> original_name("base_model.model.classifier.modules_to_save.default.weight")
     'classifier.weight'
@@ -213,19 +219,19 @@ def original_name(name: str) -> str:
 
 
 def input_embeddings(model: "nn.Module") -> "set[nn.Parameter]":
-    """Return the parameters of the token embedding, a tied head's weight among them."""
+    """Return the parameters of the token embedding, including a tied head's weight."""
     base: Any = model
     if hasattr(model, "peft_config"):
         base = base.get_base_model()
     try:
         table = base.get_input_embeddings()
-    except NotImplementedError:  # what sees images by convolutions has none
+    except NotImplementedError:  # convolutional image models have no embeddings
         table = None
     return set() if table is None else set(table.parameters())
 
 
 def quantized_layers(model: "nn.Module") -> "list[nn.Linear]":
-    """Return the layers whose frozen weights are held in fewer bits (``models.quantization``)."""
+    """Return the layers with quantized frozen weights (``models.quantization``)."""
     from torch import nn
 
     linear_layers = (module for module in model.modules() if isinstance(module, nn.Linear))
@@ -233,19 +239,20 @@ def quantized_layers(model: "nn.Module") -> "list[nn.Linear]":
 
 
 def layer_numbers(layer: "nn.Linear") -> int:
-    """Return how many numbers a layer's weight stands for, however it is held."""
+    """Return the number of elements that a layer's weight represents, in any storage format."""
     return layer.in_features * layer.out_features
 
 
 def count_parameters(model: "nn.Module", new: frozenset[str] = frozenset()) -> ParameterCounts:
-    """Return how many numbers of a prepared model train, how many of them are new, and all.
+    """Return the numbers of trainable, new and all parameters of a prepared model.
 
     Args:
-        model: After ``Method.prepare``.
-        new: Names, in the fresh model, of what the base checkpoint's architecture lacks.
+        model: Model after ``Method.prepare``.
+        new: Names, in the fresh model, of the parameters that the base checkpoint's architecture
+            lacks.
 
     Raises:
-        InputError: Nothing is trainable.
+        InputError: No parameter is trainable.
     """
     trainable = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
@@ -261,20 +268,20 @@ def count_parameters(model: "nn.Module", new: frozenset[str] = frozenset()) -> P
 
 
 METHODS: Registry[type[Method]] = Registry("dpft.methods", key="method.name")
-"""Every method by name; a module of this package registers its class."""
+"""Every method by its name; a module of this package registers its class."""
 
 
 FINAL_NORMS = frozenset(
     {"ln_f", "norm", "norm_f", "final_layer_norm", "final_layernorm", "layer_norm", "layernorm"}
 )
-"""What models call the norm after their last block. A norm of the embeddings is called otherwise:
+"""Names that models give the norm after their last block. Norms of the embeddings have other names:
 ``LayerNorm`` in BERT, ``layernorm_embedding`` in BART, ``word_embeddings_layernorm`` in BLOOM."""
 
 
 def train_only(
     model: "PreTrainedModel", wanted: "Callable[[str, nn.Parameter], bool]"
 ) -> "PreTrainedModel":
-    """Return the model with ``requires_grad`` set where ``wanted(name, parameter)`` alone."""
+    """Return the model with ``requires_grad`` set to ``wanted(name, parameter)``."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(wanted(name, parameter))
     return model
@@ -283,8 +290,9 @@ def train_only(
 def norm_parameters(model: "nn.Module") -> "set[nn.Parameter]":
     """Return weights and biases of the normalization layers.
 
-    Hugging Face's own ones (``LlamaRMSNorm``, ``T5LayerNorm``) share no base class with torch's,
-    so the class name decides: all of them, torch's included, end in ``Norm``.
+    The norms of Hugging Face (``LlamaRMSNorm``, ``T5LayerNorm``) share no base class with those of
+    torch. The class name decides, because all these names end in ``Norm``, including those of
+    torch.
     """
     return {p for module in model.modules() if is_norm(module) for p in module.parameters(False)}
 
@@ -295,13 +303,13 @@ def is_norm(module: "nn.Module") -> bool:
 
 
 def output_embeddings(model: "PreTrainedModel") -> "nn.Module | None":
-    """Return a language model's head, None for other models."""
+    """Return a language model's head, or None for other models."""
     head: nn.Module | None = model.get_output_embeddings()
     return head
 
 
 def is_tied(model: "PreTrainedModel") -> bool:
-    """Return whether the model has a language-model head whose weight is the embeddings'."""
+    """Return whether the model has a language-model head that shares the embeddings' weight."""
     head = output_embeddings(model)
     if head is None:
         return False
@@ -310,13 +318,13 @@ def is_tied(model: "PreTrainedModel") -> bool:
 
 
 def untie_head(model: "PreTrainedModel") -> None:
-    """Give a causal language model a head of its own, a copy of its embeddings.
+    """Give a causal language model its own head, a copy of its embeddings.
 
-    The model computes what it did; it is saved with one table more, and loads with both.
+    The outputs do not change. The saved model has one more table, and loads with both tables.
 
     Raises:
-        InputError: The model is no causal one: T5 scales what a tied head reads, and BERT's head
-            has a bias that is tied too.
+        InputError: The model is not causal. T5 scales the input of a tied head, and BERT's head has
+            a bias that is also tied.
     """
     from torch import nn
 
@@ -337,9 +345,10 @@ def untie_head(model: "PreTrainedModel") -> None:
 
 
 def head_parameters(model: "PreTrainedModel") -> "set[nn.Parameter]":
-    """Return the parameters outside the model's body: its head, without what is tied to the body.
+    """Return the parameters outside the model's body: its head, except those tied to the body.
 
-    T5 is its own body, head included; its output embeddings are the head all the same.
+    The whole T5 model, including its head, is its own body. Its output embeddings still count as
+    the head.
     """
     head = output_embeddings(model)
     head_weights = set() if head is None else set(head.parameters())
@@ -350,9 +359,9 @@ def head_parameters(model: "PreTrainedModel") -> "set[nn.Parameter]":
 
 
 def block_list(model: "PreTrainedModel") -> "nn.ModuleList":
-    """Return the transformer blocks, first to last: a seq2seq model's are those of its decoder.
+    """Return the transformer blocks, first to last; for a seq2seq model, those of its decoder.
 
-    They are the outermost list of modules of one class that holds the most parameters.
+    They are the outermost list of modules of one class that has the most parameters.
 
     Raises:
         InputError: The model has no such list.
@@ -372,7 +381,7 @@ def block_list(model: "PreTrainedModel") -> "nn.ModuleList":
 
 
 def final_norm_parameters(model: "PreTrainedModel") -> "set[nn.Parameter]":
-    """Return the parameters of the norm after the last block; BERT has none."""
+    """Return the parameters of the norm after the last block; BERT has no such norm."""
     body = _body(model)
     inside = set(block_list(model).modules())
     return {

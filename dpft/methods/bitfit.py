@@ -1,9 +1,9 @@
-"""BiTFiT: only the biases are trained (Bu et al. 2022, arXiv 2210.00036).
+"""BiTFiT: training of only the biases (Bu et al. 2022, arXiv 2210.00036).
 
-What is a bias is what the published shares count (Table 12): every parameter called ``bias``, of
-dense layers, convolutions and norms, of the body and of a new head. BEiT has two more, of its
-queries and values, which the authors' code knows as ``q_bias`` and ``v_bias`` and leaves frozen:
-with them its share would be 0.109 %, not the published 0.088 %. They stay frozen here too.
+The published shares (Table 12) define what counts as a bias: every parameter called ``bias``, of
+dense layers, convolutions and norms, of the body and of a new head. BEiT has two more biases, of
+its queries and values. The authors' code calls them ``q_bias`` and ``v_bias`` and leaves them
+frozen. With them, the share would be 0.109 %, not the published 0.088 %. They stay frozen here too.
 """
 
 from typing import TYPE_CHECKING
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SEPARATE_BIASES = {"beit": ("q_proj.bias", "v_proj.bias")}
-"""By model type: the biases that the architecture has apart from its layers, as they end here."""
+"""Name endings of biases that an architecture stores apart from its layers, by model type."""
 
 
 @METHODS.register("bitfit")
 class BiTFiT(Method):
-    """Trains every bias, a new head's among them.
+    """Training of every bias, including those of a new head.
 
-    The new head's weight trains with it, unless train_new_modules=false: then it stays at its
-    random start and its bias alone trains, which is what Bu et al. 2022 report of image models
-    (their code trains the names that contain ``.bias``, and BEiT, whose features a random head
-    cannot read, stays at chance).
+    The weight of a new head also trains, unless train_new_modules=false. In that case, the weight
+    stays at its random start and only the head's bias trains, as Bu et al. 2022 report for image
+    models. Their code trains the names that contain ``.bias``. BEiT then stays at chance, because a
+    random head cannot read its features.
 
-    Without weight gradients no layer keeps its input: the clipper's memory is that of the
-    output gradients (Bu et al. 2022, section 3). A model without biases (T5, Llama) has nothing
-    for it to train.
+    Without weight gradients, no layer stores its input, so the clipper needs memory only for the
+    output gradients (Bu et al. 2022, section 3). A model without biases (T5, Llama) has nothing to
+    train.
     """
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":

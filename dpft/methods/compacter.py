@@ -1,13 +1,13 @@
 """Compacter: adapters of hypercomplex layers (Mahabadi et al. 2021, arXiv 2106.04647).
 
-A weight is ``W = sum_k A_k (x) B_k`` (Kronecker products), where the n matrices ``A_k`` (n, n) are
-shared by all layers of the model and ``B_k = s_k t_k^T`` has rank one. ``W`` is never formed: on
-activations the sum is three small dense products, so the clipper sees nothing but dense layers
-and a look-up, each of which it has an exact rule for.
+A weight is ``W = sum_k A_k (x) B_k`` (Kronecker products). All layers of the model share the n
+matrices ``A_k`` (n, n), and ``B_k = s_k t_k^T`` has rank one. ``W`` is never formed. On
+activations, the sum is three small dense products. The clipper therefore sees only dense layers and
+a look-up, and it has an exact rule for each of them.
 
-The default bottleneck is the one that with ``n=4`` and frozen norms makes the 0.055 % of
-RoBERTa-base of Bu et al. 2022, table 4, which does not say what was used there. Of RoBERTa-large
-it is 0.049 %, where the table says 0.053 %.
+With ``n=4`` and frozen norms, the default bottleneck gives the 0.055 % of RoBERTa-base in Bu et al.
+2022, table 4. That paper does not state its bottleneck. The default gives 0.049 % for
+RoBERTa-large, but the table states 0.053 %.
 """
 
 from typing import TYPE_CHECKING
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     import torch
 
 BOTTLENECK_SHARE = 0.24
-"""Width of the bottleneck over the hidden size, where no bottleneck is given."""
+"""Width of the bottleneck divided by the hidden size, if no bottleneck is given."""
 
 
 @METHODS.register("compacter")
 class Compacter(BottleneckMethod):
-    """Trains two compact adapters in every block."""
+    """Training of two compact adapters in every block."""
 
     bottleneck: AtLeastOne | None = None
-    """Width in the middle of an adapter; null takes 24 % of the hidden size, 184 for 768, which
-    makes the share of RoBERTa-base that Bu et al. 2022, Table 4, state."""
+    """Width in the middle of an adapter; null takes 24 % of the hidden size, such as 184 for 768.
+    This gives the share of RoBERTa-base in Bu et al. 2022, Table 4."""
     n: AtLeastOne = 4
-    """How many Kronecker products a weight is the sum of."""
+    """Number of Kronecker products whose sum is a weight."""
 
     def _check_fields(self) -> None:
         if self.bottleneck is not None and self.bottleneck % self.n:
@@ -45,7 +45,7 @@ class Compacter(BottleneckMethod):
             )
 
     def check_width(self, width: int) -> None:
-        """Reject a width that n does not divide, as well.
+        """Reject a width that the adapters do not fit or that n does not divide.
 
         Raises:
             InputError: The adapters do not fit a projection.
@@ -59,7 +59,7 @@ class Compacter(BottleneckMethod):
             )
 
     def adapter_maker(self, device: "torch.device") -> "AdapterMaker":
-        """Return a maker of adapters on a device, which share the matrices ``A_k``."""
+        """Return a function that creates adapters on a device with shared matrices ``A_k``."""
         from torch import nn
 
         from dpft.methods.layers import Bottleneck, PHMLinear

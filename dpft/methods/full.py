@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 @METHODS.register("full")
 class Full(Method):
-    """Trains all parameters; the settings it shares with all methods change nothing."""
+    """Training of all parameters; the settings that all methods share change nothing."""
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Return the model with every parameter trainable."""

@@ -1,7 +1,7 @@
 """Layers that methods insert into a model: bottleneck adapters and RGP's low-rank layers.
 
-They stand apart from the methods (``adapter``, ``compacter``, ``rgp``) because a method is a part
-of the configuration, which is read before torch is imported.
+The layers are separate from the methods (``adapter``, ``compacter``, ``rgp``), because a method is
+part of the configuration, which is read before torch is imported.
 """
 
 import torch
@@ -16,20 +16,21 @@ from dpft.non_text_modules import idle_modules, is_inside
 from dpft.parallel.sharding import cut_like, whole
 
 INITIAL_STD = 1e-2
-"""Houlsby et al. 2019, section 3.6: a normal truncated at two standard deviations; the adapter is
-then nearly the identity, and every weight has a gradient from the first step."""
+"""Standard deviation of the initial weights (Houlsby et al. 2019, section 3.6), a normal truncated
+at two standard deviations. The adapter starts close to the identity, and every weight has a
+gradient from the first step."""
 RANK_ONE_STD = 0.1
-"""Standard deviation of s and t at the start; with A of variance 1/n, entries of W have one of
-0.01 (Houlsby's)."""
+"""Initial standard deviation of s and t. With A of variance 1/n, entries of W have a standard
+deviation of 0.01 (Houlsby's)."""
 
 Projection = nn.Linear | Conv1D
 
 
 class AdaptedProjection(nn.Module):
-    """A projection, and an adapter on its output.
+    """A projection with an adapter on its output.
 
-    The projection is called ``base_layer``, as in peft, so that a parameter's name still leads
-    to its name in the model itself (``base.original_name``).
+    The projection is called ``base_layer``, as in peft. A parameter's name therefore still leads to
+    its name in the model itself (``base.original_name``).
     """
 
     def __init__(self, base_layer: Projection, adapter: nn.Module) -> None:
@@ -39,12 +40,12 @@ class AdaptedProjection(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The projection's weight: T5 asks for its dtype."""
+        """Weight of the projection; T5 reads its dtype."""
         weight: Tensor = self.base_layer.weight
         return weight
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the adapted projection of (…, inputs), shape (…, width)."""
+        """Return the adapted projection of inputs (…, inputs), shape (…, width)."""
         outputs: Tensor = self.adapter(self.base_layer(inputs))
         return outputs
 
@@ -55,20 +56,20 @@ def output_width(layer: Projection) -> int:
 
 
 class Bottleneck(nn.Module):
-    """``h + up(gelu(down(h)))``."""
+    """Bottleneck adapter, ``h + up(gelu(down(h)))``."""
 
     def __init__(self, down: nn.Module, up: nn.Module) -> None:
         super().__init__()
         self.down, self.act, self.up = down, nn.GELU(), up
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the adapted hidden states, shape (b, …, width) as given."""
+        """Return the adapted hidden states; the shape (b, …, width) does not change."""
         adapted: Tensor = hidden + self.up(self.act(self.down(hidden)))
         return adapted
 
 
 def dense_bottleneck(width: int, bottleneck: int, device: torch.device) -> Bottleneck:
-    """Return a bottleneck of two dense layers, initialized as Houlsby et al. do."""
+    """Return a bottleneck of two dense layers, initialized as in Houlsby et al. 2019."""
     down = nn.Linear(width, bottleneck, device=device)
     up = nn.Linear(bottleneck, width, device=device)
     for layer in (down, up):
@@ -80,16 +81,16 @@ def dense_bottleneck(width: int, bottleneck: int, device: torch.device) -> Bottl
 class PHMLinear(nn.Module):
     """A dense layer with a parameterized hypercomplex weight.
 
-    For x seen as X of shape (n, inputs / n), ``(A_k (x) s_k t_k^T) x`` is ``A_k X t_k s_k^T``.
+    If x is viewed as X of shape (n, inputs / n), ``(A_k (x) s_k t_k^T) x`` is ``A_k X t_k s_k^T``.
     """
 
     def __init__(self, inputs: int, outputs: int, mixers: nn.ModuleList) -> None:
-        """Make a layer.
+        """Create the layer.
 
         Args:
             inputs: Width of the input, a multiple of n.
             outputs: Width of the output, a multiple of n.
-            mixers: The n dense layers, each of weight ``A_k``, that all layers share.
+            mixers: The n dense layers with the weights ``A_k``, which all layers share.
         """
         super().__init__()
         self.n = len(mixers)
@@ -97,15 +98,15 @@ class PHMLinear(nn.Module):
         self.right = nn.Linear(inputs // self.n, self.n, bias=False, device=device)
         self.mixers = mixers
         self.left = nn.Linear(self.n, outputs // self.n, bias=False, device=device)
-        # A look-up in place of a bare parameter: the clipper has a rule for it, and needs not run
-        # the layer once per example.
+        # A look-up instead of a bare parameter: the clipper has a rule for look-ups, so the layer
+        # needs no single-example execution.
         self.bias = nn.Embedding(self.n, outputs // self.n, device=device)
         for layer in (self.right, self.left):
             nn.init.normal_(layer.weight, std=RANK_ONE_STD)
         nn.init.zeros_(self.bias.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the layer's output, shape (b, …, outputs), for (b, …, inputs)."""
+        """Return the layer's output, shape (b, …, outputs), for inputs (b, …, inputs)."""
         projected = self.right(hidden.reshape(*hidden.shape[:-1], self.n, -1))
         mixed = [mix(projected[..., k]) for k, mix in enumerate(self.mixers)]
         outputs: Tensor = self.left(torch.stack(mixed, dim=-1)).flatten(-2)
@@ -116,25 +117,25 @@ class PHMLinear(nn.Module):
 
 
 CARRIERS = ("left.weight", "right.weight", "initial_weight")
-"""Names of the parameters that a reparametrized layer adds to the layer it wraps."""
+"""Names of the tensors that a reparametrized layer adds to the layer that it wraps."""
 
 
 class ReparametrizedLinear(nn.Module):
-    """A dense layer with a frozen weight whose gradient two carriers take.
+    """A dense layer with a frozen weight whose gradient is computed through two carriers.
 
-    The carriers' path takes away again, as a constant, what it adds, so outputs are the layer's
-    own whatever the carriers are, and only gradients know of them. They are layers, so that
-    per-example clipping treats them as it treats any.
+    The path through the carriers subtracts, as a constant, the value that it adds. The outputs are
+    therefore those of the wrapped layer for all carriers, and only gradients depend on the
+    carriers. The carriers are layers, so that per-example clipping handles them like other layers.
     """
 
     initial_weight: Tensor
-    """The layer's weight before training; part of a checkpoint."""
+    """Weight of the layer before training; part of a checkpoint."""
     right_constant: Tensor
     left_constant: Tensor
-    """The carriers' values, which follow them from choice to choice and take no gradient."""
+    """Values of the carriers, which change with each choice of carriers and get no gradient."""
 
     def __init__(self, layer: nn.Linear | Conv1D, rank: int) -> None:
-        """Wrap ``layer`` and freezes it; carriers of ``rank`` are still to be chosen."""
+        """Wrap ``layer`` and freeze it; ``choose_carriers`` must set the carriers of ``rank``."""
         super().__init__()
         self.base_layer = layer.requires_grad_(False)
         self._transposed = isinstance(layer, Conv1D)
@@ -144,22 +145,23 @@ class ReparametrizedLinear(nn.Module):
         self.in_features, self.out_features = inputs, outputs
         self.right = _bare_linear(inputs, rank, like=weight)
         self.left = _bare_linear(rank, outputs, like=weight)
-        # Copies, not the weights themselves: clipping would see those used behind their layers.
+        # Copies, because clipping would detect a use of the weights themselves outside their
+        # layers.
         for name, layer_of in (("right_constant", self.right), ("left_constant", self.left)):
             self.register_buffer(name, layer_of.weight.detach().clone(), persistent=False)
 
     @property
     def weight(self) -> Tensor:
-        """Return the layer's own weight, which some models look at."""
+        """Weight of the wrapped layer, which some models read."""
         return self.base_layer.weight
 
     @property
     def bias(self) -> Tensor | None:
-        """Return the layer's own bias."""
+        """Bias of the wrapped layer."""
         return self.base_layer.bias
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the frozen layer's output; the carriers take part in gradients only."""
+        """Return the frozen layer's output; the carriers affect only gradients."""
         outputs: Tensor = self.base_layer(inputs)
         if not torch.is_grad_enabled():
             return outputs
@@ -169,11 +171,12 @@ class ReparametrizedLinear(nn.Module):
 
     @torch.no_grad()
     def choose_carriers(self, iterations: int) -> None:
-        """Set the carriers by the power method on what training has made of the weight so far.
+        """Set the carriers by the power method on the change of the weight during training.
 
-        Yu et al. 2021, Algorithm 2, from a start that is the same for all: a function of the
-        weight and its first value alone. Before the weight has moved there is no update to look
-        at, and the first value itself, which is public, takes its place.
+        This is Algorithm 2 of Yu et al. 2021. It starts from values that are the same for
+        everybody, so the carriers depend only on the weight and its initial value. Before the first
+        change of the weight there is no update, and the initial value, which is public, is used
+        instead.
         """
         if self.base_layer.weight.is_meta:
             return
@@ -181,7 +184,7 @@ class ReparametrizedLinear(nn.Module):
         update = self._dense(weight - self.initial_weight)
         if not bool(update.any()):
             update = self._dense(weight)
-        generator = torch.Generator().manual_seed(0)  # the same for everybody: not secret
+        generator = torch.Generator().manual_seed(0)  # public: the same for everybody
         like = whole(self.right.weight)
         right = torch.randn(like.shape, generator=generator).to(like)
         for _ in range(iterations):
@@ -197,11 +200,11 @@ class ReparametrizedLinear(nn.Module):
 
     @torch.no_grad()
     def project_gradient(self) -> None:
-        """Give the weight its gradient within the carriers' spaces.
+        """Set the gradient of the weight within the carriers' spaces.
 
-        ``dL R + L dR - L L^T dL R`` (Yu et al. 2021, Algorithm 1); without clipping and noise
-        that is ``G R^T R + L L^T G - L L^T G R^T R``. Only without privacy can a layer that no
-        loss used have none.
+        The gradient is ``dL R + L dR - L L^T dL R`` (Yu et al. 2021, Algorithm 1). Without clipping
+        and noise, this equals ``G R^T R + L L^T G - L L^T G R^T R``. A layer that no loss used has
+        no gradient, which occurs only without privacy.
         """
         gradients = self.left.weight.grad, self.right.weight.grad
         if gradients[0] is None or gradients[1] is None:
@@ -215,15 +218,15 @@ class ReparametrizedLinear(nn.Module):
         weight.grad = cut_like(weight, self._dense(gradient).contiguous())
 
     def _dense(self, weight: Tensor) -> Tensor:
-        """Return a matrix of the layer's layout as (outputs, inputs), or back."""
+        """Return a matrix of the layer's layout as (outputs, inputs), or the reverse."""
         return weight.t() if self._transposed else weight
 
 
 def dense_layers(model: PreTrainedModel, new: frozenset[str]) -> dict[str, nn.Linear | Conv1D]:
-    """Return the layers to reparametrize by name.
+    """Return the layers to reparametrize, by name.
 
     Raises:
-        InputError: Two layers share a weight, so its gradient would come in two parts.
+        InputError: Two layers share a weight, whose gradient would come in two parts.
     """
     left_out = input_embeddings(model)
     head: nn.Module | None = model.get_output_embeddings()
@@ -251,12 +254,12 @@ def dense_layers(model: PreTrainedModel, new: frozenset[str]) -> dict[str, nn.Li
 
 
 def reparametrized(model: nn.Module) -> list[ReparametrizedLinear]:
-    """Return the layers of a model that carriers take the gradient of."""
+    """Return the reparametrized layers of a model."""
     return [module for module in model.modules() if isinstance(module, ReparametrizedLinear)]
 
 
 def _bare_linear(inputs: int, outputs: int, *, like: Tensor) -> nn.Linear:
-    """Return a layer of zeros; no generator is asked."""
+    """Return a linear layer of zeros, created without using a random generator."""
     layer: nn.Linear = nn.utils.skip_init(
         nn.Linear, inputs, outputs, bias=False, device=like.device, dtype=like.dtype
     )

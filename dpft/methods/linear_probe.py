@@ -1,4 +1,4 @@
-"""Linear probing: only the head is trained (Kornblith et al. 2019; Bu et al. 2022)."""
+"""Linear probing: only the head trains (Kornblith et al. 2019; Bu et al. 2022)."""
 
 from typing import TYPE_CHECKING
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DEFAULT_FOR_LABELS = (
-    "method=linear_probe trains the head alone, the default for labels of your own on a pre-trained"
-    " model, since it learns from few records; method=full trains every weight"
+    "method: linear_probe (default for your own labels on a pre-trained model: it trains only the"
+    " head and needs few records; method=full trains all weights)"
 )
-"""Message to a run of ``task=custom`` with ``task.label`` that no ``method=`` was given."""
+"""Message for a run of ``task=custom`` with ``task.label`` but without ``method=``."""
 
 
 @METHODS.register("linear_probe")
 class LinearProbe(Method):
-    """Trains what lies outside the model's body (``base_model``), and new modules.
+    """Training of the parameters outside the model's body (``base_model``), and of new modules.
 
-    That is a classifier, or the head of a language model that is not tied to the embeddings.
+    These are a classifier, or a language-model head that is not tied to the embeddings.
     """
 
     untie: bool = False
-    """Give a head that is tied to the embeddings a copy of its own, and train that (Li et al. 2022,
-    whose code unties GPT-2)."""
+    """Copy a head that is tied to the embeddings, and train the copy (Li et al. 2022, whose code
+    unties GPT-2)."""
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Return the model with its head trainable.
 
         Raises:
-            InputError: The head is the input embeddings, so that it cannot train alone.
+            InputError: The head is tied to the input embeddings, so it cannot train separately.
         """
         if is_tied(model):
             if not self.untie:

@@ -1,8 +1,8 @@
 """LoRA: trainable low-rank updates of chosen weight matrices (Hu et al. 2021, arXiv 2106.09685).
 
-A frozen weight W acts as ``W + alpha / rank * B A``; A (rank, d) is random, B (p, rank) is zero, so
-training starts at the base model. Rank-stabilized LoRA divides alpha by the square root of the rank
-(Kalajdzievski 2023, arXiv 2312.03732).
+A frozen weight W acts as ``W + alpha / rank * B A``. A (rank, d) is random and B (p, rank) is zero,
+so training starts at the base model. Rank-stabilized LoRA divides alpha by the square root of the
+rank (Kalajdzievski 2023, arXiv 2312.03732).
 """
 
 import math
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PUBLISHED_SCALING = 8.0
-"""alpha / rank of Hu et al. 2021 for GPT-2 on E2E: alpha 32 at rank 4."""
+"""Value of alpha / rank in Hu et al. 2021 for GPT-2 on E2E: alpha 32 at rank 4."""
 STABILIZED_ALPHA = PUBLISHED_SCALING * math.sqrt(4)
-"""Alpha of rank-stabilized LoRA that scales as Hu et al. 2021 do at their rank."""
+"""Alpha of rank-stabilized LoRA that gives the scale of Hu et al. 2021 at their rank."""
 HEADS = ("classifier", "score")
-"""Modules that peft keeps whole in every sequence classifier, and never changes by LoRA."""
+"""Modules that peft keeps whole in every sequence classifier and never changes by LoRA."""
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 """peft's name for all linear layers except the output head."""
 DEFAULT_TARGETS = (
@@ -49,26 +49,26 @@ DEFAULT_TARGETS = (
     ("q_b_proj", "kv_b_proj"),  # latent attention
     ("in_proj",),  # state-space mixers
 )
-"""Layers that make queries and values, by their names; the first that a model has are its default
-if peft has no default for its ``model_type``."""
+"""Names of the layers that compute queries and values. If peft has no default for a ``model_type``,
+the first entry that occurs in the model is the default."""
 
 
 @METHODS.register("lora")
 class Lora(PeftMethod):
-    """Trains low-rank changes of the targeted layers (147,456 numbers for GPT-2 at rank 4)."""
+    """Training of low-rank changes of the target layers (147,456 numbers for GPT-2 at rank 4)."""
 
     rank: AtLeastOne = 4
     """Rank of each change."""
     alpha: Positive | None = None
-    """Scale of the change, over rank; null takes 8 times rank, Hu et al.'s for GPT-2 on E2E, or 16
-    with use_rslora."""
+    """Scale of the change, which is divided by rank; null takes 8 times rank (Hu et al.'s value for
+    GPT-2 on E2E), or 16 with use_rslora."""
     use_rslora: bool = False
     """Divide alpha by the square root of rank instead (Kalajdzievski 2023)."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the input of the change, in [0, 1)."""
     targets: tuple[str, ...] | Literal["all-linear"] | None = None
-    """Names, or last parts of names, of the layers to change; all-linear takes all but the head;
-    null takes queries and values."""
+    """Names of the layers to change, or last parts of names. all-linear takes all linear layers
+    except the head; null takes queries and values."""
 
     own_parts: ClassVar[str] = "lora_"
     remedy: ClassVar[str] = "Choose other layers with method.targets"
@@ -85,10 +85,10 @@ class Lora(PeftMethod):
     def configure(
         self, model: "PreTrainedModel", task: "TaskType | None", new_modules: list[str]
     ) -> "PeftConfig":
-        """Return the config for this model.
+        """Return the peft configuration for this model.
 
         Raises:
-            InputError: A target is no layer that LoRA changes, or the rank is larger than one.
+            InputError: LoRA cannot change a target, or the rank is too large for a layer.
         """
         from peft import LoraConfig, TaskType
         from transformers.pytorch_utils import Conv1D
@@ -102,16 +102,17 @@ class Lora(PeftMethod):
             lora_dropout=self.dropout,
             use_rslora=self.use_rslora,
             target_modules=targets,
-            # Conv1D keeps its weight as (in, out)
+            # Conv1D stores its weight as (in, out).
             fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
             modules_to_save=new_modules or None,
         )
 
     def merge(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        """Return the base model with the change added to its weights, free of peft.
+        """Return the base model with the change added to its weights, without peft.
 
         Raises:
-            InputError: A changed weight is another layer's too, which the sum would change.
+            InputError: A changed weight is also the weight of another layer, which the sum would
+                change.
         """
         owned = [
             parameter
@@ -140,16 +141,17 @@ class Lora(PeftMethod):
     def _targeted(
         self, model: "PreTrainedModel", saved_whole: list[str]
     ) -> "tuple[list[str], dict[str, nn.Module]]":
-        """Return the names by which peft finds the targeted layers, and these layers by name.
+        """Return the names by which peft finds the target layers, and these layers by name.
 
         Raises:
-            InputError: A target is no layer that LoRA changes, or the rank is larger than one.
+            InputError: LoRA cannot change a target, or the rank is too large for a layer.
         """
         unchanged = [*saved_whole, *idle_modules(model)]
         modules = {
             name: module
             for name, module in model.named_modules()
-            # peft matches the heads that it keeps by endings, so pre_classifier is one of them
+            # peft matches the heads that it keeps by name endings, so pre_classifier is also a
+            # head.
             if not _is_inside(name, unchanged) and not name.endswith(tuple(saved_whole))
         }
         if self.targets == ALL_LINEAR:
@@ -187,7 +189,7 @@ class Lora(PeftMethod):
                 )
         matches = _ending_in(targets, dict(model.named_modules()))
         is_exact = layers.keys() == {name for name in matches if not _is_inside(name, saved_whole)}
-        # peft looks for the names in the whole model, its vision tower included
+        # peft searches for the names in the whole model, including its vision tower.
         return sorted(targets if is_exact else layers), layers
 
 
@@ -208,13 +210,13 @@ def _default_targets(
     """Return the names of the layers that LoRA changes by default.
 
     Raises:
-        InputError: No layer has one of the names that are known.
+        InputError: No layer has a known name.
     """
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
     names = {name.rpartition(".")[2] for name, module in modules.items() if _is_linear(module)}
     kind = model.config.model_type
-    # peft has a regular expression for a few multimodal models
+    # For a few multimodal models, peft has a regular expression instead of a list.
     published = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(kind)
     candidates = [tuple(published)] if isinstance(published, list) else []
     for targets in [*candidates, *DEFAULT_TARGETS]:
@@ -234,7 +236,7 @@ def _all_linear(
     """Return the linear layers except the output head.
 
     In a state-space mixer, only the first linear layer counts. Fused kernels read the weights of
-    the others without calling them, so a change beside those would have no effect.
+    the other layers without calling them, so a change next to those weights would have no effect.
     """
     head = model.get_output_embeddings()
     mixers = [
@@ -277,7 +279,7 @@ def _can_change(layer: "nn.Module") -> bool:
 
 
 def _sides(layer: "nn.Module") -> "Sequence[int]":
-    """Return the shape of the matrix that a layer stands for, whatever holds its numbers."""
+    """Return the shape of the matrix that a layer represents, in any storage format."""
     from torch import nn
 
     if isinstance(layer, nn.Linear):

@@ -1,4 +1,4 @@
-"""Only the normalization layers are trained (Houlsby et al. 2019, arXiv 1902.00751)."""
+"""Training of only the normalization layers (Houlsby et al. 2019, arXiv 1902.00751)."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 @METHODS.register("norms")
 class Norms(Method):
-    """Trains weights and biases of every pre-trained normalization layer, RMSNorms included."""
+    """Training of the parameters of every pre-trained normalization layer, including RMSNorms."""
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Return the model with its pre-trained norms trainable."""

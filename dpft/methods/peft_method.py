@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PeftMethod(Method):
-    """Base of the methods that peft implements; ``save`` leaves peft's own folder."""
+    """Base class of the methods that peft implements; ``save`` writes a folder of peft."""
 
     saves_whole_model: ClassVar[bool] = False
     trains_beside: ClassVar[bool] = True
@@ -28,14 +28,14 @@ class PeftMethod(Method):
     def configure(
         self, model: "PreTrainedModel", task: "TaskType | None", new_modules: list[str]
     ) -> "PeftConfig":
-        """Return a config made for this model.
+        """Return a peft configuration for this model.
 
         Raises:
             InputError: The settings do not fit the model.
         """
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Return the model inside peft's, the method's own parameters alone trainable.
+        """Return the model wrapped by peft; only the method's own parameters are trainable.
 
         Raises:
             InputError: The settings do not fit the model.
@@ -57,18 +57,18 @@ class PeftMethod(Method):
         return prepared
 
     def save(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write the adapter and whatever else trained; ``PeftModel.from_pretrained`` loads it."""
+        """Write the adapter and all other trained weights for ``PeftModel.from_pretrained``."""
         from dpft.methods.adapter_files import save_adapter
 
         save_adapter(model, folder)
 
     def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
-        """Return the base with the saved adapter on it, in eval mode, nothing trainable.
+        """Return the base with the saved adapter, in eval mode and without trainable parameters.
 
         Args:
-            model: The base the run began with; where ``base_folder(folder)`` is not None, the run
-                began with random weights and the base must be loaded from there.
-            folder: What ``save`` was given.
+            model: Base that the run began with. If ``base_folder(folder)`` is not None, the run
+                began with random weights and the base must be loaded from that folder.
+            folder: Folder that was passed to ``save``.
         """
         from dpft.methods.adapter_files import load_adapter
 
@@ -76,7 +76,7 @@ class PeftMethod(Method):
 
 
 def task_type(model: "PreTrainedModel") -> "TaskType | None":
-    """Return peft's name for the model's task; None for one without, such as masked LM."""
+    """Return peft's name for the model's task; None for a task without one, such as masked LM."""
     from peft import TaskType
     from transformers.models.auto import modeling_auto
 
@@ -85,7 +85,7 @@ def task_type(model: "PreTrainedModel") -> "TaskType | None":
         TaskType.SEQ_2_SEQ_LM: modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         TaskType.SEQ_CLS: modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     }
-    if not model.config.is_encoder_decoder:  # as Qwen2-Audio, which transformers lists with them
+    if not model.config.is_encoder_decoder:  # transformers lists Qwen2-Audio with these models
         del classes_of_task[TaskType.SEQ_2_SEQ_LM]
     for task, classes in classes_of_task.items():
         class_names = classes.get(model.config.model_type, ())
@@ -97,9 +97,9 @@ def task_type(model: "PreTrainedModel") -> "TaskType | None":
 
 
 def new_modules(model: "nn.Module", new: frozenset[str]) -> list[str]:
-    """Return the names of the outermost modules all of whose parameters are new.
+    """Return the names of the outermost modules that have only new parameters.
 
-    A list of modules is none: it is never called, and peft refuses to put another in its place.
+    A list of modules is excluded, because it is never called and peft cannot replace it.
     """
     from torch import nn
 
@@ -114,10 +114,10 @@ def new_modules(model: "nn.Module", new: frozenset[str]) -> list[str]:
 
 
 def check_attends_alone(name: str, model: "PreTrainedModel") -> None:
-    """Check that a model knows of earlier tokens only through attention.
+    """Check that a model reads earlier tokens only through attention.
 
-    A layer with a convolution or a recurrent state takes no prefix, and reads the padding between a
-    prompt and a text, so that a text would depend on the longest one of its batch.
+    A layer with a convolution or a recurrent state takes no prefix. Such a layer also reads the
+    padding between a prompt and a text, so a text would depend on the longest text of its batch.
 
     Raises:
         InputError: A layer keeps another state.
@@ -131,12 +131,12 @@ def check_attends_alone(name: str, model: "PreTrainedModel") -> None:
     )
     if keeps_state or model._is_stateful:
         raise refuse(
-            name, model, "a model whose layers keep only keys and values of earlier tokens"
+            name, model, "a model with layers that keep only keys and values of earlier tokens"
         )
 
 
 def refuse(name: str, model: "PreTrainedModel", expected: str) -> InputError:
-    """Return the error of a method that does not fit a model."""
+    """Return the error for a method that does not fit a model."""
     return InputError(
         f"method={name} needs {expected}, got {type(model).__name__}.",
         key="method",

@@ -1,8 +1,9 @@
 """Prefix tuning: trained keys and values before each layer's own (Li & Liang 2021, 2101.00190).
 
-The prefix is the output of a small network on a trained embedding (the reparametrisation); it is
-dropped when the adapter is saved, which holds the keys and values themselves. In an encoder-decoder
-peft gives the prefix to the decoder, whose layers i and i + layers / 2 share it; the rest is idle.
+The prefix is the output of a small network on a trained embedding (the reparametrization). The
+saved adapter does not contain this network, but the keys and values themselves. In an
+encoder-decoder, peft gives the prefix to the decoder, whose layers i and i + layers / 2 share it.
+The rest of the prefix is idle.
 """
 
 import inspect
@@ -20,27 +21,28 @@ if TYPE_CHECKING:
 
 @METHODS.register("prefix")
 class Prefix(PeftMethod):
-    """Trains a prefix and its reparametrisation (9,857,024 numbers for GPT-2 by default)."""
+    """Training of a prefix and its reparametrization (9,857,024 numbers for GPT-2 by default)."""
 
     length: AtLeastOne = 10
-    """Positions of the prefix (Li & Liang's for E2E); the model's own positions follow it."""
+    """Number of prefix positions (Li & Liang's value for E2E), which come before the model's own
+    positions."""
     hidden: AtLeastOne = 512
-    """Width of the reparametrisation's hidden layer (Li & Liang's for E2E)."""
+    """Width of the reparametrization's hidden layer (Li & Liang's value for E2E)."""
 
     own_parts: ClassVar[str] = "prompt_encoder."
 
     @property
     def extra_positions(self) -> int:
-        """Positions of the prefix."""
+        """Number of positions of the prefix."""
         return self.length
 
     def configure(
         self, model: "PreTrainedModel", task: "TaskType | None", new_modules: list[str]
     ) -> "PeftConfig":
-        """Return the config for this model.
+        """Return the peft configuration for this model.
 
         Raises:
-            InputError: The model's layers take no keys and values from outside, or recompute.
+            InputError: The model's layers take no external keys and values, or are recomputed.
         """
         from peft import PrefixTuningConfig
 
@@ -65,7 +67,7 @@ class Prefix(PeftMethod):
             raise refuse(
                 self.name, model, "a language model or a classifier that takes past_key_values"
             )
-        # peft's own condition: a recomputed layer would append to the same cache again
+        # peft has the same condition: a recomputed layer would append to the same cache again.
         if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
             raise InputError(
                 f"method={self.name} needs model.gradient_checkpointing=false, got true. Recomputed"
@@ -77,14 +79,15 @@ class Prefix(PeftMethod):
 
 
 def _sizes(name: str, model: "PreTrainedModel") -> dict[str, Any]:
-    """Return sizes of the keys and values where peft would read others from the config.
+    """Return the sizes of keys and values that peft would otherwise read wrongly from the config.
 
     Raises:
         InputError: Keys and values have different widths, as with latent attention (MLA).
     """
     config: Any = model.config
-    # peft counts T5's encoder layers and takes heads to fill d_model, but the prefix is the
-    # decoder's and T5's heads may be wider or narrower (Flan-T5 small: 6 heads of 64, d_model 512)
+    # peft counts T5's encoder layers and assumes that heads fill d_model. But the prefix belongs to
+    # the decoder, and T5's heads may be wider or narrower (Flan-T5 small: 6 heads of 64, d_model
+    # 512).
     if "num_decoder_layers" in config.to_dict():
         return {
             "num_layers": config.num_decoder_layers,
@@ -92,18 +95,18 @@ def _sizes(name: str, model: "PreTrainedModel") -> dict[str, Any]:
             "token_dim": config.num_heads * config.d_kv,
         }
     shapes = _cached_shapes(model)
-    if len(shapes) != 1:  # of several, peft takes the widest and skips the other layers (Gemma 4)
+    if len(shapes) != 1:  # peft takes the widest of several and skips the other layers (Gemma 4)
         return {}
     (heads, key_width, value_width) = shapes.pop()
     if key_width != value_width:
-        raise refuse(name, model, "a model whose keys and values have the same width")
+        raise refuse(name, model, "a model with keys and values of the same width")
     return {"num_attention_heads": heads, "token_dim": heads * key_width}
 
 
 def _cached_shapes(model: "PreTrainedModel") -> set[tuple[int, int, int]]:
-    """Return heads, width of keys and width of values in the layers' caches, by shapes alone.
+    """Return heads, width of keys and width of values in the layers' caches, from shapes only.
 
-    The set is empty for an encoder, and for a model that cannot run without values.
+    The set is empty for a model with an encoder, and for a model that cannot run without values.
     """
     import torch
     from torch.func import functional_call
@@ -118,6 +121,6 @@ def _cached_shapes(model: "PreTrainedModel") -> set[tuple[int, int, int]]:
             outputs = functional_call(model, shapes, kwargs=inputs)
     except (RuntimeError, NotImplementedError):  # an operation that needs values
         return set()
-    cache = outputs.get("past_key_values")  # an encoder fills none
+    cache = outputs.get("past_key_values")  # an encoder fills no cache
     layers = [] if cache is None else [layer for layer in cache.layers if layer.keys is not None]
     return {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers}

@@ -1,8 +1,8 @@
 """Prompt tuning: trained embeddings before the input (Lester et al. 2021, arXiv 2104.08691).
 
-peft gives the logits of the prompt's own positions as well, and forgets position ids, so that a
-left-padded text would stand at other positions than the same text alone. Both are mended here, on
-the prepared model: what it is called with and gives is as without a prompt.
+peft also returns the logits of the prompt's own positions, and it drops position ids. A left-padded
+text would get other positions than the same text without padding. This module fixes both in the
+prepared model, whose inputs and outputs are then the same as without a prompt.
 
 Shapes: b examples, n prompt positions, t tokens, d width, v vocabulary.
 """
@@ -23,25 +23,26 @@ if TYPE_CHECKING:
 
 @METHODS.register("prompt")
 class Prompt(PeftMethod):
-    """Trains the embeddings of a prompt, drawn at random from the global generator."""
+    """Training of the embeddings of a prompt, drawn at random from the global generator."""
 
     num_virtual_tokens: AtLeastOne = 20
-    """Positions of the prompt; Lester et al. gain little beyond 20. They are the model's own."""
+    """Number of prompt positions; Lester et al. gain little beyond 20. The prompt uses positions of
+    the model."""
 
     own_parts: ClassVar[str] = "prompt_encoder."
 
     @property
     def extra_positions(self) -> int:
-        """Positions of the prompt."""
+        """Number of positions of the prompt."""
         return self.num_virtual_tokens
 
     def configure(
         self, model: "PreTrainedModel", task: "TaskType | None", new_modules: list[str]
     ) -> "PeftConfig":
-        """Return the config for this model.
+        """Return the peft configuration for this model.
 
         Raises:
-            InputError: The model cannot take a prompt, or would read its result off the padding.
+            InputError: The model cannot take a prompt, or would read its result from the padding.
         """
         from peft import PromptTuningConfig, TaskType
 
@@ -53,7 +54,7 @@ class Prompt(PeftMethod):
             task_type=task,
             num_virtual_tokens=self.num_virtual_tokens,
             token_dim=cast(Any, model.get_input_embeddings()).embedding_dim,
-            # 1: peft would double the prompt of an encoder-decoder and leave half of it unused
+            # With 2, peft would double the prompt of an encoder-decoder and use half of it.
             num_transformer_submodules=1,
             num_layers=text.num_hidden_layers,
             num_attention_heads=text.num_attention_heads,
@@ -61,18 +62,18 @@ class Prompt(PeftMethod):
         )
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Return the model with a prompt before its input, the prompt alone trainable."""
+        """Return the model with a prompt before its input; only the prompt is trainable."""
         return _mended(super().adapt(model, new))
 
     def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
-        """Return the base with the saved prompt on it, called and read as without a prompt."""
+        """Return the base with the saved prompt; inputs and outputs are as without a prompt."""
         return _mended(super().restore(model, folder))
 
 
 def _is_encoder(model: "PreTrainedModel") -> bool:
     """Return whether a classifier reads the first position.
 
-    One on a decoder reads the last token, which it cannot find once the tokens are embeddings.
+    A classifier on a decoder reads the last token, which it cannot find if the input is embeddings.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
@@ -82,12 +83,12 @@ def _is_encoder(model: "PreTrainedModel") -> bool:
 
 
 def _mended(prepared: "PreTrainedModel") -> "PreTrainedModel":
-    """Return the model, changed to be called and to answer as without a prompt."""
+    """Return the model, changed so that its inputs and outputs are the same as without a prompt."""
     from peft import TaskType
 
     adapted: Any = prepared
     base = adapted.get_base_model()
-    # methods bound to the model, not closures: a copy of the model gets its own
+    # Methods are bound to the model instead of closures, so that a copy of the model gets its own.
     adapted.get_prompt = MethodType(_prompt, adapted)
     prepared.register_forward_pre_hook(_drop_positions, with_kwargs=True)
     if task_type(base) == TaskType.CAUSAL_LM:
@@ -100,8 +101,8 @@ def _mended(prepared: "PreTrainedModel") -> "PreTrainedModel":
 def _prompt(adapted: Any, batch_size: int, task_ids: None = None) -> "Tensor":
     """Return the prompt, looked up for each example, shape (b, n, d).
 
-    peft looks it up once and repeats it, which hides from a layer whose gradient is whose: the
-    clipper would take the whole model one example after another.
+    peft looks up the prompt once and repeats it, which hides from a layer which gradient belongs to
+    which example. The clipper would use single-example execution for the whole model.
     """
     encoder = adapted.prompt_encoder[adapted.active_adapter]
     tokens = adapted.prompt_tokens[adapted.active_adapter].to(encoder.embedding.weight.device)
@@ -120,7 +121,7 @@ def _drop_positions(model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str,
 def _keep_own_logits(
     model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments:
-    """Ask for the logits of the tokens alone, shape (b, t, v); labels want those of n + t."""
+    """Request only the logits of the tokens, shape (b, t, v); with labels, those of n + t."""
     if "input_ids" in kwargs and kwargs.get("labels") is None:
         kwargs = {"logits_to_keep": kwargs["input_ids"].shape[1], **kwargs}
     return args, kwargs
@@ -129,7 +130,7 @@ def _keep_own_logits(
 def _derive_positions(
     model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments:
-    """Count positions over what the mask, shape (b, n + t), lets through, as generate does."""
+    """Count positions over the unmasked entries of the mask, shape (b, n + t), like generate."""
     mask = kwargs.get("attention_mask")
     if mask is None or mask.dim() != 2 or kwargs.get("position_ids") is not None:
         return args, kwargs

@@ -8,9 +8,9 @@ from dpft.methods.full import Full
 
 @METHODS.register("retrain")
 class Retrain(Full):
-    """Trains all parameters of a random initialization; it works with ``model.init=random`` only.
+    """Training of all parameters from a random initialization; requires ``model.init=random``.
 
-    ``method=retrain`` sets that as well.
+    ``method=retrain`` also sets ``model.init=random``.
     """
 
     required_init: ClassVar[str | None] = "random"

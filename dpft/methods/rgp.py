@@ -1,13 +1,15 @@
 """Reparametrized gradient perturbation, RGP (Yu et al. 2021, arXiv 2106.09352).
 
-Each weight W (p outputs, d inputs) gets gradient carriers L (p, r) and R (r, d) whose gradients,
-``G R^T`` and ``L^T G`` for G that of W, are clipped and perturbed in its place: r (p + d) numbers
-with noise instead of p d. From the two private gradients follows that of W within the carriers'
-spaces (Algorithm 1), which any optimizer then applies to W. Carriers are chosen anew at every step
-from what earlier noisy steps made of W, so they cost no privacy.
+Each weight W (p outputs, d inputs) gets gradient carriers L (p, r) and R (r, d). With G as the
+gradient of W, their gradients are ``G R^T`` and ``L^T G``. These gradients are clipped and
+perturbed instead of G, so r (p + d) numbers get noise instead of p d. Algorithm 1 computes the
+gradient of W within the carriers' spaces from the two private gradients, and any optimizer can
+apply it to W. The carriers of each step are computed from the W of earlier noisy steps, so they
+cost no privacy.
 
-Unlike the authors' code, no gradient is rescaled (theirs divides that of a classifier by ten),
-and carriers come from the update so far, as in the paper (theirs takes the weight as it is).
+Two things differ from the authors' code. No gradient is rescaled (their code divides that of a
+classifier by ten). The carriers come from the update so far, as in the paper (their code takes the
+weight itself).
 """
 
 from pathlib import Path
@@ -24,22 +26,23 @@ if TYPE_CHECKING:
 
 @METHODS.register("rgp")
 class RGP(Method):
-    """Trains the weights of all dense layers through low-rank gradients.
+    """Training of the weights of all dense layers through low-rank gradients.
 
-    Dense layers are torch's ``Linear`` and Hugging Face's ``Conv1D``; the head that predicts
-    tokens, tied or not, is left out, and so are layers that the base checkpoint lacks, which
-    train whole where ``train_new_modules`` says so. Everything else stays as it is, but for what
-    ``train_biases`` and ``train_embeddings`` open. ``trainable_parameters`` in reports counts the
-    carriers, which get the noise, rather than the weights, which move.
+    Dense layers are torch's ``Linear`` and Hugging Face's ``Conv1D``. The head that predicts
+    tokens, tied or not, is excluded. Layers that the base checkpoint lacks are also excluded; they
+    train as a whole if ``train_new_modules`` is set. All other parameters are frozen, except those
+    that ``train_biases`` and ``train_embeddings`` open. ``trainable_parameters`` in reports counts
+    the carriers, which get the noise, not the weights, which are updated.
     """
 
     rank: AtLeastOne = 1
     """Rank r of the carriers; Li et al. 2022, Table 6, searched 1, 2, 4 and 8."""
     power_iterations: AtLeastOne = 1
-    """Iterations of the power method that chooses them; one is enough (Yu et al. 2021)."""
+    """Number of iterations of the power method that computes the carriers; one is enough (Yu et al.
+    2021)."""
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Return the model, frozen but for the carriers of its dense layers.
+        """Return the model with everything frozen except the carriers of its dense layers.
 
         Raises:
             InputError: A layer has fewer inputs or outputs than ``rank``, or shares its weight.
@@ -67,21 +70,21 @@ class RGP(Method):
         return model
 
     def begin_step(self, model: "nn.Module", step: int) -> None:
-        """Chooses the carriers of the step from the weights as they are."""
+        """Choose the carriers of the step from the current weights."""
         from dpft.methods.layers import reparametrized
 
         for layer in reparametrized(model):
             layer.choose_carriers(self.power_iterations)
 
     def finish_gradient(self, model: "nn.Module") -> None:
-        """Give each weight its gradient from those of its carriers."""
+        """Give each weight its gradient, computed from those of its carriers."""
         from dpft.methods.layers import reparametrized
 
         for layer in reparametrized(model):
             layer.project_gradient()
 
     def moved_parameters(self, model: "nn.Module") -> "list[nn.Parameter]":
-        """Return the weights in the place of their carriers, and what else trains."""
+        """Return the weights instead of their carriers, and the other trainable parameters."""
         from dpft.methods.layers import reparametrized
 
         layers = reparametrized(model)
@@ -94,7 +97,7 @@ class RGP(Method):
         ]
 
     def save(self, model: "PreTrainedModel", folder: Path) -> None:
-        """Write the model as one that was never reparametrized."""
+        """Write the model in its original form, without the reparametrization."""
         from dpft.methods.layers import CARRIERS, ReparametrizedLinear
 
         names = [name for name, m in model.named_modules() if isinstance(m, ReparametrizedLinear)]

@@ -1,4 +1,4 @@
-"""Only the top two blocks are trained: ``top2`` of Li et al. 2022 (arXiv 2110.05679, table 2)."""
+"""Training of the top two blocks: ``top2`` of Li et al. 2022 (arXiv 2110.05679, table 2)."""
 
 from typing import TYPE_CHECKING
 
@@ -21,22 +21,23 @@ if TYPE_CHECKING:
 
 @METHODS.register("top2")
 class TopBlocks(Method):
-    """Trains the last blocks, the norm after them and the head.
+    """Training of the last blocks, the norm after them and the head.
 
-    A head outside the model's body trains; a language-model head that is tied to the embeddings
-    does not, as they lie below the blocks. Of a seq2seq model the blocks are the decoder's.
+    A head outside the model's body trains. A language-model head that is tied to the embeddings
+    does not train, because the embeddings are below the blocks. For a seq2seq model, the blocks are
+    those of the decoder.
     """
 
     blocks: AtLeastOne = 2
-    """How many of the last transformer blocks train."""
+    """Number of transformer blocks to train, counted from the last one."""
     train_head: bool = False
-    """Train a head that is tied to the input embeddings as well, and with it the embeddings."""
+    """Also train a head that is tied to the input embeddings, and thus the embeddings."""
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Return the model with its top blocks, final norm and head trainable.
 
         Raises:
-            InputError: It has fewer blocks, or no list of blocks.
+            InputError: The model has fewer blocks, or no list of blocks.
         """
         blocks = block_list(model)
         if self.blocks > len(blocks):

@@ -1,7 +1,8 @@
-"""Two-phase training, "X+BiTFiT": full fine-tuning, then the biases alone (Bu et al. 2022, 4.4).
+"""Two-phase training, "X+BiTFiT": full fine-tuning, then only the biases (Bu et al. 2022, 4.4).
 
-Both phases take steps of one sampled Gaussian mechanism, so one epsilon holds over both; only what
-trains, the clipping norm and the learning rate change at the switch, which is planned, not found.
+Both phases are steps of one sampled Gaussian mechanism, so one epsilon covers both. Only the
+trainable parameters, the clipping norm and the learning rate change at the switch. The switch is
+planned in advance and does not depend on the training.
 """
 
 import logging
@@ -26,50 +27,50 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Run:
-    """State of the run that a method was planned and prepared for."""
+    """State of the run for which a method was planned and prepared."""
 
     switch: int | None = None
-    """First step, counted from 0, of the second phase; None before ``phases``."""
+    """First step of the second phase, counted from 0; None before ``phases``."""
     second: frozenset[str] = frozenset()
-    """Names of the parameters that train in it."""
+    """Names of the parameters that train in the second phase."""
     idle: tuple[str, ...] = ()
     """Names of the modules that never train; see ``idle_modules``."""
 
 
 @METHODS.register("two_phase")
 class TwoPhase(Method):
-    """Every parameter trains for ``full_epochs``, then what method=bitfit trains; the rest freezes.
+    """Training of all parameters for ``full_epochs``, then only of those of method=bitfit.
 
-    In the second phase train also what ``train_new_modules`` and ``train_embeddings`` open; in
-    the first everything does.
+    In the second phase, the parameters that ``train_new_modules`` and ``train_embeddings`` open
+    also train. In the first phase, all parameters train.
 
-    The optimizer keeps its moments over the switch unless ``reset_optimizer``. Most of a private
-    gradient is noise, whose size per number depends on the clipping norm and not on how many
-    numbers train, so what Adam knows of the biases stays right; a new Adam takes its first steps at
-    the full learning rate whatever the gradient, and the second phase's is the larger. Bu et al.'s
-    results are of the new one, as their code has it; it also suits a ``bitfit_max_grad_norm`` that
-    changes the noise's size.
+    The optimizer keeps its moments at the switch, unless ``reset_optimizer`` is set. Most of a
+    private gradient is noise. Its size per parameter depends on the clipping norm and not on the
+    number of trainable parameters, so Adam's moments of the biases stay right. A new Adam takes its
+    first steps at the full learning rate for any gradient, and the learning rate of the second
+    phase is larger. The results of Bu et al. use a new Adam, as in their code. A new Adam also
+    suits a ``bitfit_max_grad_norm`` that changes the size of the noise.
 
-    One value serves one run: it remembers what ``phases`` planned and
-    ``prepare`` found, so a resumed run asks both again.
+    One instance serves one run, because it stores the results of ``phases`` and ``prepare``. A
+    resumed run calls both again.
     """
 
     full_epochs: Positive = 1.0
-    """Epochs of full fine-tuning; at most 2 suffice (Bu et al. 2022, section 4.4)."""
+    """Number of epochs of full fine-tuning; at most 2 suffice (Bu et al. 2022, section 4.4)."""
     bitfit_learning_rate: Positive | None = None
-    """Learning rate of the second phase; null keeps train.learning_rate. Ten times that of full
+    """Learning rate of the second phase; null keeps train.learning_rate. Ten times the rate of full
     fine-tuning is usual (Bu et al. 2022, Table 15)."""
     bitfit_max_grad_norm: Positive | None = None
     """Clipping norm of the second phase; null keeps privacy.max_grad_norm."""
     reset_optimizer: bool = False
-    """Begin the second phase with an optimizer that has seen no gradient, as the authors' code
-    does; false goes on with the first phase's moments."""
+    """Begin the second phase with an optimizer that has seen no gradient, as in the authors' code;
+    false keeps the moments of the first phase."""
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
         """Return the model with every parameter trainable.
 
         Raises:
-            InputError: It has nothing to train in the second phase.
+            InputError: The model has no parameter to train in the second phase.
         """
         biases, added = bias_names(model), set(self._also_trained(model, new))
         self._run.idle = idle_modules(model)
@@ -114,10 +115,10 @@ class TwoPhase(Method):
         return (full, bitfit)
 
     def begin_step(self, model: "nn.Module", step: int) -> None:
-        """Set what trains in the phase of ``step``, whatever trained before.
+        """Set the trainable parameters of the phase of ``step``, regardless of earlier steps.
 
         Raises:
-            RuntimeError: The run was not planned, or its model not prepared, by this value.
+            RuntimeError: This instance did not plan the run, or did not prepare its model.
         """
         if self._run.switch is None or not self._run.second:
             raise RuntimeError("begin_step must follow phases and prepare.")
@@ -127,11 +128,11 @@ class TwoPhase(Method):
             parameter.requires_grad_(trains_first or name in self._run.second)
 
     def begin_update(self, optimizer: "Optimizer", step: int) -> None:
-        """Forget, where it is to, what the optimizer knows when the second phase begins."""
+        """Clear the optimizer state when the second phase begins, if ``reset_optimizer``."""
         if self.reset_optimizer and step == self._run.switch:
             optimizer.state.clear()
 
     @cached_property
     def _run(self) -> _Run:
-        """Return the state of this value; not a field: no part of the configuration."""
+        """State of this instance; not a field, because it is not part of the configuration."""
         return _Run()

@@ -1,13 +1,13 @@
-"""Read a model's config.json: its kind, its number of positions, and the head for a task.
+"""Architectures from config.json: model kind, number of positions, and the head for a task.
 
-transformers' configuration is mutable, and a head writes its classes into it: nobody is given the
-one that was read, each gets a copy.
+The configuration of transformers is mutable, and a head writes its classes into it. Callers
+therefore get copies of the configuration that was read.
 
-A head that the checkpoint's own architecture lacks starts at random. It is part of the task, and is
-counted apart: ``new_parameters`` of privacy.json (docs/dev/design.md, the run's folder).
-`PooledClassifier` reads the mean over a text's tokens, for sentence encoders (Reimers and Gurevych
-2019, arXiv 1908.10084), which carry a text's meaning there and have no trained pooler: the classes
-of transformers read the first token.
+A head that the checkpoint's own architecture lacks starts from random weights. It is part of the
+task and is counted separately, as ``new_parameters`` of privacy.json (docs/dev/design.md, the run's
+folder). `PooledClassifier` reads the mean over a text's tokens, for sentence encoders (Reimers and
+Gurevych 2019, arXiv 1908.10084). Sentence encoders represent the meaning of a text in this mean and
+have no trained pooler. The classes of transformers read the first token instead.
 """
 
 import copy
@@ -76,11 +76,11 @@ class PooledClassifier(PreTrainedModel):
     supports_gradient_checkpointing = True
 
     def __init__(self, config: PretrainedConfig, encoder: PreTrainedModel | None = None) -> None:
-        """Put a fresh head on an encoder, or on a fresh one of the architecture.
+        """Put a new head on an encoder, or on a new encoder of the architecture.
 
-        The encoder loses its pooler: the mean takes its place.
+        The encoder loses its pooler, because the mean replaces it.
         """
-        if encoder is None:  # before ``config`` gets this class's kind of attention
+        if encoder is None:  # before ``config`` gets the attention kind of this class
             auto_model: Any = AutoModel
             encoder = auto_model.from_config(config, dtype=torch.float32)
         super().__init__(config)
@@ -94,7 +94,7 @@ class PooledClassifier(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize the head, as the architectures of transformers do theirs."""
+        """Initialize the head as the architectures of transformers initialize their heads."""
         if module is self.classifier:
             nn.init.normal_(self.classifier.weight, std=0.02)
             nn.init.zeros_(self.classifier.bias)
@@ -107,7 +107,7 @@ class PooledClassifier(PreTrainedModel):
         Args:
             input_ids: Token ids, shape (b, t).
             attention_mask: 1 for tokens and 0 for padding, shape (b, t).
-            inputs: Whatever else the encoder takes.
+            inputs: Other inputs of the encoder.
         """
         states = self.backbone(
             input_ids=input_ids, attention_mask=attention_mask, **inputs
@@ -129,7 +129,7 @@ AUTO_CLASSES: dict[str, Any] = {
 
 SEQUENCE_CLASSIFIERS = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 FAULTS_OF_SETTINGS = (TypeError, AttributeError, AssertionError, LookupError, ArithmeticError)
-"""Exceptions of a model's class for settings that are unknown or missing in its config.json."""
+"""Exceptions of model classes for settings that are unknown or missing in config.json."""
 _CAUSAL_NAMES = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 _MULTIMODAL_NAMES = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
@@ -137,10 +137,10 @@ _MULTIMODAL_NAMES = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 def auto_class(config: PretrainedConfig, head: Head) -> Any:
     """Return the auto class that builds a model with a head.
 
-    Some multimodal architectures have a class for text only (Qwen3.5), for others
-    `AutoModelForCausalLM` builds the multimodal class (Gemma 3), and others only have a multimodal
-    class (Mistral 3, Qwen2.5-VL). The choice follows `AutoModelForCausalLM` wherever possible,
-    because peft loads the base of an adapter with it.
+    Multimodal architectures differ. Some have a class for text only (Qwen3.5). For others,
+    `AutoModelForCausalLM` builds the multimodal class (Gemma 3). The rest have only a multimodal
+    class (Mistral 3, Qwen2.5-VL). The choice follows `AutoModelForCausalLM` if possible, because
+    peft loads the base of an adapter with that class.
     """
     if head.kind == CAUSAL and config.model_type not in _CAUSAL_NAMES:
         return AutoModelForMultimodalLM
@@ -148,16 +148,16 @@ def auto_class(config: PretrainedConfig, head: Head) -> Any:
 
 
 def parts(config: PretrainedConfig) -> list[PretrainedConfig]:
-    """Return a configuration and, for a multimodal model, the one of its text model."""
+    """Return a configuration and, for a multimodal model, that of its text model."""
     text = config.get_text_config()
     return [config] if text is config else [config, text]
 
 
 def language_kind(config: PretrainedConfig) -> str:
-    """Return which kind of language model an architecture is.
+    """Return the kind of language model of an architecture.
 
     Raises:
-        InputError: It is none.
+        InputError: The architecture is not a language model.
     """
     if config.is_encoder_decoder:
         return SEQ2SEQ
@@ -174,21 +174,21 @@ def language_kind(config: PretrainedConfig) -> str:
 
 
 def describe(head: Head) -> str:
-    """Return a head in words, for messages."""
+    """Return a description of a head for messages."""
     if head.kind == IMAGE_CLASSIFIER:
         return "classifier of images"
     return f"{head.kind} language model" if head.kind in LANGUAGE_KINDS else head.kind
 
 
 def configure(config: PretrainedConfig, head: Head) -> None:
-    """Write a classifier's classes into the architecture, where config.json will carry them."""
+    """Write the classes of a classifier into the configuration, which is saved as config.json."""
     if head.kind in LANGUAGE_KINDS:
         return
     padding = padding_id(config) if head.kind == CLASSIFIER else None
     for part in parts(config):
         part.num_labels = head.num_outputs
         if head.kind == CLASSIFIER:
-            # A causal classifier answers at a row's last token, known from padding by this id.
+            # A causal classifier answers at a row's last token, which it finds by this padding id.
             part.pad_token_id = padding
         if head.labels:
             part.id2label = dict(enumerate(head.labels))
@@ -196,7 +196,7 @@ def configure(config: PretrainedConfig, head: Head) -> None:
 
 
 def padding_id(config: PretrainedConfig) -> int:
-    """Return the token that fills rows up: padding, end-of-text without it, 0 without both."""
+    """Return the id of the padding token; else of the end-of-text token; else 0."""
     text = config.get_text_config()
     if text.pad_token_id is not None and text.pad_token_id >= 0:
         return int(text.pad_token_id)
@@ -206,13 +206,13 @@ def padding_id(config: PretrainedConfig) -> int:
 
 @contextmanager
 def without_storage() -> Iterator[None]:
-    """Have models made inside be of shapes alone; they are tied, and nothing is drawn for them."""
+    """Create models in the block without storage; they are tied but not initialized."""
     with torch.device("meta"), _NothingDrawn():
         yield
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Spares tensors without storage the values that they cannot hold: most of a model's making."""
+    """Mode that skips the initialization of meta tensors, which takes most of the time."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -223,12 +223,12 @@ class _NothingDrawn(TorchFunctionMode):
 
 
 def fresh_model(config: PretrainedConfig, head: Head, pooling: str | None) -> PreTrainedModel:
-    """Return a model of the architecture with that head, in float32, at random weights.
+    """Return a model of the architecture with the head, in float32, with random weights.
 
     Raises:
-        InputError: transformers has no classifier of the architecture, and ``pooling`` is None.
-        ValueError: transformers has no other such head for the architecture, or cannot make a
-            model of these settings.
+        InputError: transformers has no classifier for the architecture, and ``pooling`` is None.
+        ValueError: transformers has no such head for the architecture, or cannot build a model with
+            these settings.
     """
     model: PreTrainedModel
     if head.kind == CLASSIFIER and pooling is not None:
@@ -245,7 +245,7 @@ def fresh_model(config: PretrainedConfig, head: Head, pooling: str | None) -> Pr
             model = auto_class(config, head).from_config(config, dtype=torch.float32)
         except FAULTS_OF_SETTINGS as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-    # Its weights have no address, though its configuration has one: an adapter would name it.
+    # An adapter would name the address of the configuration, but these weights have no address.
     model.name_or_path = model.config._name_or_path = ""
     return model
 
@@ -253,18 +253,18 @@ def fresh_model(config: PretrainedConfig, head: Head, pooling: str | None) -> Pr
 def new_parameters(
     config: PretrainedConfig, head: Head, pooling: str | None, *, num_labels: int | None = None
 ) -> frozenset[str]:
-    """Return the names of what the model has and the checkpoint's own architecture lacks.
+    """Return the names of the model's parameters that the checkpoint's own architecture lacks.
 
-    Read off config.json alone, whatever the weights are: ``architectures`` names the class that
-    the checkpoint was saved from; a config.json without it stands for the bare encoder, or for
-    the language model itself.
+    The names depend only on config.json, not on the weights. ``architectures`` names the class that
+    the checkpoint was saved from. Without ``architectures``, the checkpoint is assumed to be the
+    bare encoder, or the language model itself.
 
     Args:
-        config: Of the model, with ``head`` written into it.
-        head: What it shall answer with.
+        config: Configuration of the model, with ``head`` written into it.
+        head: Head that the model needs.
         pooling: As in ``fresh_model``.
-        num_labels: Classes of the checkpoint's own head: that of an image classifier is another
-            where it has others. None: it has the same.
+        num_labels: Number of classes of the checkpoint's own head. The head of an image classifier
+            is new if it needs another number of classes. None: the numbers are equal.
     """
     with without_storage():
         wanted = fresh_model(config, head, pooling)
@@ -276,7 +276,7 @@ def new_parameters(
         if isinstance(wanted, saved_class):
             if num_labels is None:
                 return frozenset()
-            # What has another shape with the checkpoint's own number of classes.
+            # A parameter is new if its shape differs with the checkpoint's own number of classes.
             theirs = copy.deepcopy(config)
             theirs.num_labels = num_labels
             their_model = fresh_model(theirs, head, pooling)
@@ -284,9 +284,9 @@ def new_parameters(
             return frozenset(n for n, p in wanted.named_parameters() if shapes[n] != p.shape)
         saved = saved_class(copy.deepcopy(config))
         loaded, prefix = wanted, ""
-        if isinstance(wanted, PooledClassifier):  # its encoder is loaded, and its head is new
+        if isinstance(wanted, PooledClassifier):  # the encoder is loaded, and the head is new
             loaded, prefix = cast(PreTrainedModel, wanted.backbone), "backbone."
-        # transformers renames weights when it saves and loads them, so it is asked what is missing
+        # transformers renames weights on saving and loading, so only it knows which are missing.
         with_info: Any = type(loaded).from_pretrained(
             None,
             config=loaded.config,
@@ -300,7 +300,7 @@ def new_parameters(
 
 
 def _checkpoint_class(config: PretrainedConfig, head: Head) -> Any:
-    """Return the class a checkpoint was saved from, or None if it must be the wanted one."""
+    """Return the class a checkpoint was saved from; None if it must be the wanted class."""
     for name in config.architectures or ():
         if name == PooledClassifier.__name__:
             return PooledClassifier
@@ -313,10 +313,10 @@ def _checkpoint_class(config: PretrainedConfig, head: Head) -> Any:
 
 
 def own_tokenizer_folder(model: ModelConfig) -> Path | None:
-    """Return the folder of the tokenizer's files; None where the model has its own.
+    """Return the folder of the files of ``model.tokenizer``; None if that option is not set.
 
     Raises:
-        InputError: There is none.
+        InputError: The folder contains no tokenizer.
     """
     if model.tokenizer is None:
         return None
@@ -337,13 +337,13 @@ def load_own_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder.
 
     Raises:
-        InputError: It cannot be read.
+        InputError: The tokenizer cannot be read.
     """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # what the library raises for a damaged file is no kind of its own
+    except Exception as error:  # the library has no exception class for damaged files
         raise InputError(
             f"model.tokenizer={folder} cannot be read as a tokenizer. Give a folder written by"
             " save_pretrained.",
@@ -354,20 +354,21 @@ def load_own_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 DROPOUT = "drop"
-"""In the name of each rate: dropout_rate, hidden_dropout_prob, resid_pdrop, attn_pdrop."""
+"""Part of the name of each dropout rate: dropout_rate, hidden_dropout_prob, resid_pdrop,
+attn_pdrop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A model as its config.json describes it, without weights or tokenizer."""
+    """A model as described by its config.json, without weights or tokenizer."""
 
     model: ModelConfig
-    """Where the model is, and how it is to be loaded."""
+    """Location of the model, and how to load it."""
     read: PretrainedConfig
-    """The configuration that was read; ``config`` hands out copies."""
+    """Configuration that was read; ``config`` returns copies."""
 
     def config(self, head: Head | None = None) -> PretrainedConfig:
-        """Return a copy of what config.json says, which the caller may change."""
+        """Return a copy of the configuration, with the head, which the caller may change."""
         config = copy.deepcopy(self.read)
         if head is not None:
             configure(config, head)
@@ -380,9 +381,9 @@ class Architecture:
 
     @property
     def pooling(self) -> str | None:
-        """How a classification head pools: as configured, else as the checkpoint's own does.
+        """Pooling of a classification head: as configured, or else as in the checkpoint's own head.
 
-        A multimodal model without a text classifier in transformers is read by the mean.
+        The mean is used for a multimodal model if transformers has no text classifier for it.
         """
         if self.model.pooling is not None:
             return self.model.pooling
@@ -398,15 +399,18 @@ class Architecture:
 
     @property
     def vocabulary_size(self) -> int:
-        """How many tokens the model has a row for."""
+        """Number of tokens for which the model has a row."""
         return int(self.read.get_text_config().vocab_size)
 
 
 def read_architecture(model: ModelConfig) -> Architecture:
-    """Return the architecture of a model, from config.json alone.
+    """Return the architecture of a model from its config.json, without its weights.
+
+    A tokenizer that ``model.tokenizer`` names is read as well.
 
     Raises:
-        InputError: It cannot be found, reached or understood.
+        InputError: The configuration cannot be found, reached or understood; or the checkpoint is
+            quantized, or names its own weight file.
     """
     if model.folder is not None:
         check_folder(model, model.folder)
@@ -430,7 +434,7 @@ def read_architecture(model: ModelConfig) -> Architecture:
         )
     folder = own_tokenizer_folder(model)
     if folder is not None:
-        # a tokenizer of the run: its size and its special tokens take the place of the model's
+        # The size and the special tokens of the run's tokenizer replace those of the model.
         tokenizer = load_own_tokenizer(folder)
         end = tokenizer.eos_token_id
         pad = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -444,7 +448,7 @@ def read_architecture(model: ModelConfig) -> Architecture:
 
 
 def _is_read_by_mean(folder: Path | None) -> bool:
-    """Return whether a folder of sentence-transformers says that the mean is read."""
+    """Return whether a folder of sentence-transformers configures mean pooling."""
     file = None if folder is None else folder / "1_Pooling" / "config.json"
     if file is None or not file.is_file():
         return False
@@ -455,7 +459,7 @@ def _is_read_by_mean(folder: Path | None) -> bool:
 
 
 def _read(model: ModelConfig) -> PretrainedConfig:
-    """Return the configuration of a folder or repository; out of reach, what stands for it."""
+    """Return a model's configuration; if out of reach, that of ``model.architecture``."""
     if model.is_drawn:
         return _drawn(model)
     try:
@@ -478,7 +482,7 @@ def _read(model: ModelConfig) -> PretrainedConfig:
 
 
 def _drawn(model: ModelConfig) -> PretrainedConfig:
-    """Return the configuration that ``model.architecture`` spells out."""
+    """Return the configuration that ``model.architecture`` specifies."""
     values = dict(model.architecture)
     kind = values.pop("model_type", None)
     try:
@@ -494,14 +498,14 @@ def _drawn(model: ModelConfig) -> PretrainedConfig:
 
 
 COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet", "xmod")
-"""Architectures whose first position is the one after their padding token's id."""
+"""Architectures whose first position is the id of their padding token plus 1."""
 
 
 def takes_position_ids(model: PreTrainedModel) -> bool:
-    """Return whether the model is to be given position ids, 0 for a row's first token.
+    """Return whether the model needs position ids, with 0 for the first token of a row.
 
-    Not where it takes none (T5), and not where it counts from its padding token's id (RoBERTa):
-    such a model makes its own, a row for each example.
+    The result is False for a model without position ids (T5), and for a model that counts from its
+    padding token's id (RoBERTa). Such a model creates its own position ids, one row per example.
     """
     encoder = model.base_model
     if "position_ids" not in inspect.signature(encoder.forward).parameters:
@@ -514,25 +518,27 @@ def takes_position_ids(model: PreTrainedModel) -> bool:
 
 
 def takes_token_types(config: PretrainedConfig) -> bool:
-    """Return whether the model learned to tell two sentences apart by ids of their own (BERT).
+    """Return whether the model learned token types, which distinguish two sentences (BERT).
 
-    Not every model takes what a generic tokenizer writes, and GPT-2 would add a word's embedding.
+    Not every model accepts the token types of a generic tokenizer. GPT-2 would add word embeddings
+    for them.
     """
     return (getattr(config.get_text_config(), "type_vocab_size", None) or 0) > 1
 
 
 def max_positions(config: PretrainedConfig) -> int | None:
-    """Return the most tokens the model can read; None: no limit (relative positions)."""
+    """Return the maximum number of tokens of an input; None: no limit (relative positions)."""
     text = config.get_text_config()
     positions: int | None = getattr(text, "max_position_embeddings", None)
     if positions is None or getattr(text, "position_biased_input", True) is False:
         return None
-    # Beyond these, a text would change the rotary positions of its whole batch.
+    # Beyond the original number of positions, a longrope text changes the rotary positions of its
+    # whole batch.
     parameters: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
-    # The settings of rotary positions: one for each layer type, or one.
+    # Rotary settings exist once for each layer type, or only once.
     settings = [parameters, *(inner for inner in parameters.values() if isinstance(inner, dict))]
     ropes = [rope for rope in settings if rope.get("rope_type") == "longrope"]
     positions = min([positions, *(rope["original_max_position_embeddings"] for rope in ropes)])
-    # RoBERTa counts positions from its padding token's id on.
+    # RoBERTa counts positions from the id of its padding token.
     offset = text.pad_token_id + 1 if text.model_type in COUNTS_FROM_PADDING else 0
     return positions - offset

@@ -1,11 +1,11 @@
-"""Replace BatchNorm by GroupNorm, and standardize convolutions, to train a model per example.
+"""Replacement of BatchNorm by GroupNorm, and standardized convolutions, for per-example gradients.
 
-BatchNorm normalizes an example by the others of its batch, so no example has a gradient of its own
-(docs/dev/design.md, rule 3). GroupNorm normalizes each by itself (Wu and He 2018, arXiv
-1803.08494). This is a change of the model, not of its training: a checkpoint's weights and biases
-are kept, its running statistics are dropped, and it answers otherwise until it has trained. Bu et
-al. 2022 do the same by Opacus; De et al. 2022 (arXiv 2204.13650) standardize the convolutions'
-weights as well.
+BatchNorm normalizes an example by the others of its batch, so no example has its own gradient
+(docs/dev/design.md, rule 3). GroupNorm normalizes each example by itself (Wu and He 2018, arXiv
+1803.08494). The replacement changes the model, not its training. The weights and biases of a
+checkpoint are kept, but its running statistics are dropped. The model gives different outputs until
+it has been trained. Bu et al. 2022 do the same with Opacus. De et al. 2022 (arXiv 2204.13650) also
+standardize the weights of the convolutions.
 """
 
 from collections.abc import Callable
@@ -18,33 +18,34 @@ from dpft.independence_check import StandardizedConv2d
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 GROUPS = 32
-"""Most groups that a GroupNorm gets: what Wu and He 2018 found best, and Opacus takes."""
+"""Maximum number of groups of a GroupNorm: the best number of Wu and He 2018, which Opacus uses
+too."""
 
 NewModule = TypeVar("NewModule", bound=nn.Module)
 
 
 def replace_batch_norm(model: nn.Module) -> tuple[str, ...]:
-    """Put a GroupNorm in the place of each BatchNorm; return their names, in the model's order.
+    """Replace each BatchNorm by a GroupNorm; return their names, in the model's order.
 
     Args:
-        model: Changed in place. Its parameters keep their names and are the same tensors, on
-            whatever device they are, so that a checkpoint's weights can be read before or after.
+        model: Model that is changed in place. Its parameters keep their names and are the same
+            tensors, on any device, so that a checkpoint's weights can be read before or after.
 
     Raises:
-        InputError: One of them is not torch's own.
+        InputError: A BatchNorm is not a class of torch itself.
 
     Guarantees:
-        What is left of the batch norms normalizes each example by itself; an empty tuple says that
-        there were none, and that nothing was changed.
+        Each layer that replaces a BatchNorm normalizes each example by itself. An empty tuple means
+        that the model has no BatchNorm and was not changed.
     """
     return _replace(model, BATCH_NORMS, group_norm_like)
 
 
 def standardize_weights(model: nn.Module) -> tuple[str, ...]:
-    """Give each Conv2d standardized weights; return the convolutions' names, in order.
+    """Give each Conv2d standardized weights; return the names of the convolutions, in order.
 
-    Left as they are: one whose filters hold a single number, which would be zero, and what is no
-    plain ``nn.Conv2d``.
+    Convolutions whose filters have a single number are not changed, because that number would be
+    zero. Layers of any class but plain ``nn.Conv2d`` are not changed either.
     """
     return _replace(model, (nn.Conv2d,), _standardized)
 
@@ -53,7 +54,8 @@ def group_norm_like(norm: nn.Module) -> nn.GroupNorm:
     """Return a GroupNorm with a BatchNorm's weight and bias, if it has them.
 
     Raises:
-        InputError: It is a BatchNorm that does more, such as timm's with an activation inside.
+        InputError: The BatchNorm does more than normalize, such as timm's with an activation
+            inside.
     """
     assert isinstance(norm, BATCH_NORMS)
     if type(norm) not in BATCH_NORMS:
@@ -70,10 +72,10 @@ def group_norm_like(norm: nn.Module) -> nn.GroupNorm:
 
 
 def group_count(channels: int) -> int:
-    """Return into how many groups channels go: the largest divisor that is at most 32.
+    """Return the number of groups for a number of channels: its largest divisor that is at most 32.
 
-    Up to 32 channels each is a group of its own, which says nothing where an image is down to one
-    pixel: torch refuses to normalize that of one image alone.
+    With up to 32 channels, each channel is a group. Such a group carries no information once an
+    image is reduced to one pixel. torch rejects the normalization of one such image.
 
     >>> [group_count(channels) for channels in (64, 48, 8, 7, 37)]
     [32, 24, 8, 7, 1]
@@ -109,9 +111,9 @@ def _with_parameters_of(old: nn.Module, new: NewModule) -> NewModule:
 def _replace(
     model: nn.Module, kinds: tuple[type[nn.Module], ...], make: Callable[[nn.Module], nn.Module]
 ) -> tuple[str, ...]:
-    """Put what ``make`` returns in the place of each module of some kinds; returns their names.
+    """Replace each module of some kinds by the result of ``make``; return the names that changed.
 
-    A module that stands in several places is replaced in all of them by one.
+    A module that occurs in several places is replaced by the same new module in all of them.
     """
     names = {module: name for name, module in model.named_modules() if isinstance(module, kinds)}
     replacements = {module: make(module) for module in names}

@@ -1,10 +1,11 @@
-"""Read checkpoint weights lazily for sharded runs: each rank reads only its own rows.
+"""Lazy reader of checkpoint weights for sharded runs, in which each rank reads only its own rows.
 
-A model is loaded as always, but with stand-ins in the place of the checkpoint's weights: tensors of
-their shapes that lie in a handful of NaNs. So whatever the checkpoint lacks gets the very values
-that it gets beside real weights, and transformers renames and ties as it does. A stand-in is known
-by where it lies, wherever it ended up. What was computed of one is NaN, and what writes to one
-fails: such a model is loaded whole.
+transformers loads the model as usual, but with stand-ins instead of the checkpoint's weights. A
+stand-in is a tensor of the same shape whose memory is a handful of NaNs. Weights that the
+checkpoint lacks therefore get the same values as with real weights, and transformers renames and
+ties as usual. The memory address identifies a stand-in, wherever it ends up in the model. A tensor
+that was computed from a stand-in is NaN, and a write to a stand-in fails. Such a model is loaded as
+a whole.
 """
 
 import hashlib
@@ -35,51 +36,51 @@ from dpft.models.source import (
 )
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-"""Types of safetensors that are read as float32."""
+"""Data types of safetensors that are read as float32."""
 MADE_OF_WEIGHTS = {
     "quantization": UNQUANTIZED,
     "replace_batch_norm": False,
     "standardize_weights": False,
     "pooling": None,
 }
-"""Keys of ``model`` by which other numbers are computed of the same weights, and what changes none.
-"""
+"""Keys of ``model`` that change the numbers computed from the same weights, with the values that
+change nothing."""
 
 
 class NotInShards(Exception):
-    """A model whose weights cannot be read row by row; says why."""
+    """Error for a model whose weights cannot be read row by row; the message states why."""
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """Stand-in of one tensor of a checkpoint."""
+    """Stand-in for one tensor of a checkpoint."""
 
     key: str
     file: str
     values: Tensor
-    """Of the tensor's shape; every number is NaN, and lies where others do."""
+    """Tensor of the same shape; all its numbers are NaN and share memory."""
 
     def is_untouched(self, tensor: Tensor) -> bool:
-        """Return whether a tensor that lies where this one does is this one as it was made."""
+        """Return whether a tensor at the address of this stand-in is unchanged."""
         same = tensor.shape == self.values.shape and tensor.stride() == self.values.stride()
         return same and bool(self.values.isnan().all()) and tensor.dtype == torch.float32
 
 
 class CheckpointRows:
-    """The tensors of a checkpoint's files, of which rows can be read.
+    """Tensors of a checkpoint's files, from which rows can be read.
 
     Guarantees:
-        Rows are the float32 values that ``from_pretrained`` gives them, and nothing else of a file
-        comes into memory, be it as a page of the file.
+        Rows are the float32 values that ``from_pretrained`` gives them. Nothing else of a file is
+        loaded into memory, not even as a memory-mapped page.
     """
 
     def __init__(self, files: Mapping[str, str], stand_ins: Mapping[str, StandIn]) -> None:
-        """Take what ``checkpoint_rows`` found.
+        """Store the results of ``checkpoint_rows``.
 
         Args:
-            files: Where each tensor is, by its key.
-            stand_ins: What stands for it, by its key; one that has none is read at once, as are
-                vectors, which are small and which some models copy.
+            files: File of each tensor, by its key.
+            stand_ins: Stand-in of each tensor, by its key. A tensor without a stand-in is read
+                immediately. This includes vectors, which are small and which some models copy.
         """
         self._files, self._stand_ins = files, stand_ins
         self._by_place = {s.values.untyped_storage().data_ptr(): s for s in stand_ins.values()}
@@ -92,10 +93,12 @@ class CheckpointRows:
         }
 
     def emptied(self, model: nn.Module) -> "RowsOfModel":
-        """Move a model's stand-ins to the meta device; its other tensors are real, and stay.
+        """Move a model's stand-ins to the meta device; its other tensors are real and stay.
+
+        Stand-ins of buffers are replaced by the values of the checkpoint.
 
         Raises:
-            NotInShards: Something was made of a stand-in.
+            NotInShards: A tensor was computed from a stand-in.
         """
         stand_ins: dict[nn.Parameter, StandIn] = {}
         for name, parameter in model.named_parameters():
@@ -119,7 +122,7 @@ class CheckpointRows:
         return RowsOfModel(keys, {key: self._files[key] for key in keys.values()})
 
     def _stand_in(self, name: str, tensor: Tensor) -> StandIn | None:
-        """Return the stand-in of a tensor; None where the tensor is real."""
+        """Return the stand-in of a tensor; None if the tensor is real."""
         stand_in = self._by_place.get(tensor.untyped_storage().data_ptr())
         if stand_in is not None and stand_in.is_untouched(tensor):
             return stand_in
@@ -130,24 +133,26 @@ class CheckpointRows:
 
 @dataclass(frozen=True)
 class RowsOfModel:
-    """Where the parameters of a model are in a checkpoint, those that lie on the meta device."""
+    """Locations in a checkpoint of those parameters of a model that are on the meta device."""
 
     keys: Mapping[str, str]
-    """What each is called there, by its name in the model, a tied one's first."""
+    """Key of each parameter in the checkpoint, by its name in the model; for tied parameters, by
+    the first name."""
     files: Mapping[str, str]
-    """In which file each key is."""
+    """File of each key."""
 
     def read(self, name: str, first: int, last: int) -> Tensor:
-        """Return rows of a parameter, from ``first`` up to ``last``, float32 on the CPU."""
+        """Return the rows ``first`` to ``last - 1`` of a parameter, float32 on the CPU."""
         key = self.keys[name]
         return _read(self.files[key], key, slice(first, last))
 
     def sampled(self, model: nn.Module, choice: Random) -> str:
-        """Return a hash of one row of each parameter, to tell other checkpoints by.
+        """Return a hash of one row of each parameter, which distinguishes checkpoints.
 
         Args:
-            model: Its parameters' shapes.
-            choice: Of rows; the same on all processes, which read the same ones.
+            model: Model whose parameters have the shapes.
+            choice: Random generator that selects the rows. All processes must use the same state,
+                so that they read the same rows.
         """
         digest = hashlib.sha256()
         for name, parameter in model.named_parameters():
@@ -158,10 +163,10 @@ class RowsOfModel:
 
 
 def checkpoint_rows(model: ModelConfig) -> CheckpointRows:
-    """Return the tensors of a checkpoint, none of them read.
+    """Return the tensors of a checkpoint without reading them.
 
     Raises:
-        NotInShards: It has no safetensors.
+        NotInShards: The checkpoint has no safetensors.
     """
     files: dict[str, str] = {}
     stand_ins: dict[str, StandIn] = {}
@@ -178,14 +183,16 @@ def checkpoint_rows(model: ModelConfig) -> CheckpointRows:
 
 
 def base_digest(model: ModelConfig) -> str:
-    """Return the SHA-256 over the digests of all tensors of a checkpoint, as they lie on disk.
+    """Return the SHA-256 over the digests of all tensors of a checkpoint, as stored on disk.
 
-    What the configuration makes of them goes into it, where that is anything else.
+    The digest includes each setting that changes the numbers computed from the tensors.
 
     Raises:
         InputError: The checkpoint is not found, or a loader would put an adapter on it.
-        NotInShards: It has no safetensors under its own name: the hub converts some on the way.
-        StateError: A file of it is damaged, or two files say otherwise of one tensor.
+        NotInShards: The checkpoint has no safetensors under its own name; the Hub converts some
+            during the download.
+        StateError: A file of the checkpoint is damaged, or two files contain different values of
+            one tensor.
     """
     if model.folder is not None:
         check_folder(model, model.folder)
@@ -243,14 +250,14 @@ def _file(model: ModelConfig, name: str) -> str | None:
 
 
 def _place(model: ModelConfig) -> tuple[str, dict[str, Any]]:
-    """Return a checkpoint's folder or repository, and how its files are looked for."""
+    """Return a checkpoint's folder or repository, and the arguments to find its files."""
     where = source(model)
     where.pop("trust_remote_code")
     return where.pop("pretrained_model_name_or_path"), where
 
 
 def _stand_in_values(shape: tuple[int, ...]) -> Tensor:
-    """Return NaNs of a shape; no two dimensions lie alike, so that no two can be exchanged."""
+    """Return NaNs of a shape; all strides differ, so exchanged dimensions are detected."""
     strides = tuple(range(len(shape) - 1, -1, -1))
     length = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     return torch.full((length,), torch.nan).as_strided(shape, strides)

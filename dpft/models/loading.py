@@ -1,8 +1,8 @@
-"""Load models and tokenizers from the hub or a folder, and add a task's tokens to them.
+"""Loading of models and tokenizers from the Hub or a folder, with the tokens that a task adds.
 
-Parameters are float32 whatever the checkpoint's precision (speed comes from autocast). The row of a
-token that a task adds is the mean of the rows of the tokens that its name reads as ("speaker1" for
-``<speaker1>``), so it follows from the checkpoint alone: no record is read for it.
+Parameters are float32 for every precision of the checkpoint; autocast provides the speed. The row
+of a token that a task adds is the mean of the rows of the tokens in its name ("speaker1" for
+``<speaker1>``). The row depends only on the checkpoint, so no record is read for it.
 """
 
 import json
@@ -64,7 +64,7 @@ from dpft.models.source import (
 from dpft.non_text_modules import idle_modules, is_inside, is_multimodal
 
 STATISTICS = (".running_mean", ".running_var", ".num_batches_tracked")
-"""Names of what a BatchNorm knows of its batches, as they end."""
+"""Endings of the names of the statistics that a BatchNorm keeps of its batches."""
 
 CAUSAL_HEAD = Head(kind=CAUSAL)
 
@@ -73,7 +73,7 @@ def language_head(architecture: Architecture) -> Head:
     """Return the model's own language-model head.
 
     Raises:
-        InputError: The architecture is no language model, or there is no tokenizer for it.
+        InputError: The architecture is not a language model, or has no tokenizer.
     """
     model, kind = architecture.model, language_kind(architecture.config())
     if model.has_no_weights and model.tokenizer is None:
@@ -87,7 +87,7 @@ def language_head(architecture: Architecture) -> Head:
 
 
 def meta_model(architecture: Architecture, head: Head = CAUSAL_HEAD) -> PreTrainedModel:
-    """Return the model without storage, to count parameters; needs no more than config.json.
+    """Return the model without storage, to count parameters; needs only config.json.
 
     Raises:
         InputError: The architecture has no such head.
@@ -106,8 +106,8 @@ def new_names(architecture: Architecture, head: Head = CAUSAL_HEAD) -> frozenset
     """Return the names of the parameters that the checkpoint's own architecture lacks.
 
     Raises:
-        InputError: As ``meta_model``, or a pre-trained model lacks the language-model head that
-            its task asks.
+        InputError: As in ``meta_model``, or a pre-trained model lacks the language-model head that
+            its task needs.
     """
     model = architecture.model
     key, value = address(model)
@@ -135,7 +135,7 @@ def _check_reads_texts(architecture: Architecture) -> None:
     """Check that a multimodal model reads a text without an image, and trains on it.
 
     Raises:
-        InputError: It needs an image, or only an image reaches a layer that would train.
+        InputError: The model needs an image, or only an image reaches a layer that would train.
     """
     config, model = architecture.config(), architecture.model
     key, value = address(model)
@@ -160,7 +160,7 @@ def _check_reads_texts(architecture: Architecture) -> None:
             key=key,
             value=value,
         ) from error
-    except (NotImplementedError, RuntimeError):  # an operation needs values: the self-check decides
+    except (NotImplementedError, RuntimeError):  # needs real values: the self-check decides
         return
     idle = idle_modules(shape)
     unreached = (name for name, p in shape.named_parameters() if p.grad is None)
@@ -184,11 +184,11 @@ def load_model(
     """Return the model on the CPU in float32; the caller sets train or eval mode.
 
     Args:
-        architecture: Of the model.
-        seed: Seeds a random initialization, of the whole model or of a new head; the global
-            generator is left as it was.
-        head: What it shall answer with.
-        rows: Of the checkpoint, whose stand-ins take the place of its weights; None: they are read.
+        architecture: Architecture of the model.
+        seed: Seed of a random initialization, of the whole model or of a new head. The state of the
+            global generator is restored.
+        head: Head that the model needs.
+        rows: Rows of the checkpoint, whose stand-ins replace its weights; None: read the weights.
 
     Raises:
         InputError: The weights cannot be found, reached or understood.
@@ -206,8 +206,8 @@ def load_model(
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:
-    """Have blocks compute their activations again in the backward pass, and not keep them."""
-    # Older versions of transformers that are supported have the older name alone.
+    """Recompute the activations of blocks in the backward pass instead of storing them."""
+    # Older versions of transformers that dpft supports have only the older name.
     newer = getattr(model, "activation_checkpointing_enable", None)
     (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
@@ -218,20 +218,21 @@ def load_tokenizer(
     """Return the model's tokenizer; its padding token defaults to the end-of-text token.
 
     Args:
-        architecture: Of the model; its ``model`` says where the tokenizer is.
-        kind: Kind of model it is used with; one that writes needs an end-of-text token.
-        added: Tokens that it may have beyond the model's vocabulary, which will be given them.
+        architecture: Architecture of the model; its ``model`` gives the location of the tokenizer.
+        kind: Kind of model for the tokenizer; a model that generates needs an end-of-text token.
+        added: Tokens that the tokenizer may have beyond the model's vocabulary, because the model
+            will get rows for them.
 
     Raises:
-        InputError: It cannot be found or reached, lacks an end-of-text token, or is larger than
-            the model's vocabulary.
+        InputError: The tokenizer cannot be found or reached, lacks an end-of-text or mask token
+            that it needs, or is larger than the model's vocabulary.
     """
     tokenizer = _tokenizer_of(architecture.model)
     place, rows = origin(architecture.model), architecture.vocabulary_size
     key, value = address(architecture.model)
     if _own_size(tokenizer, added) > rows and tokenizer.is_fast:
-        # AutoTokenizer took the class of the architecture (Qwen3.5), which adds special tokens
-        # that the files do not have; the generic class adds none.
+        # AutoTokenizer used the class of the architecture (Qwen3.5), which adds special tokens that
+        # the files do not have. The generic class adds no tokens.
         tokenizer = _tokenizer_of(architecture.model, PreTrainedTokenizerFast)
     writes = kind in (CAUSAL, SEQ2SEQ)
     if kind == MASKED and tokenizer.mask_token_id is None:
@@ -260,10 +261,10 @@ def load_tokenizer(
 
 
 def _remove_tokens_without_row(tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
-    """Remove special tokens for which the model has no row, so that no text is read as one.
+    """Remove special tokens without a row in the model, so that no text is read as such a token.
 
-    Gemma 3 1B is published with the tokenizer of its multimodal siblings, whose last token stands
-    for an image. Tokens that every tokenizer has, such as padding, stay.
+    Gemma 3 1B is published with the tokenizer of its multimodal siblings, whose last token
+    represents an image. Tokens that every tokenizer has, such as padding, stay.
     """
     names = PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES
     needed = {getattr(tokenizer, name) for name in names}
@@ -293,7 +294,7 @@ def _tokenizer_of(model: ModelConfig, kind: Any = AutoTokenizer) -> PreTrainedTo
 
 
 def _changed(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
-    """Return the model with what the configuration puts in the place of some of its layers."""
+    """Return the model with the layers that the configuration replaces."""
     fix_rotary_scale(model)
     if settings.replace_batch_norm and not replace_batch_norm(model):
         raise InputError(
@@ -327,7 +328,7 @@ def _pretrained(
         quantized["quantization_config"] = _quantization(settings).bits_config(
             settings.quantization
         )
-        quantized["device_map"] = {"": "cpu"}  # where bits are the same for every device
+        quantized["device_map"] = {"": "cpu"}  # so that the bits are the same for every device
     loaded_class: Any = auto_class(config, head)
     pooled = head.kind == CLASSIFIER and architecture.pooling is not None
     if pooled:
@@ -339,7 +340,7 @@ def _pretrained(
             dtype=torch.float32,
             use_safetensors=True,
             output_loading_info=True,
-            # of an image classifier's own head, which is new where its classes are others
+            # the head of an image classifier is new if its classes differ
             ignore_mismatched_sizes=head.kind == IMAGE_CLASSIFIER,
             **quantized,
         )
@@ -349,9 +350,9 @@ def _pretrained(
     others = loaded[1].get("mismatched_keys", ())
     mismatched = [key if isinstance(key, str) else key[0] for key in others]
     missing = sorted({*loaded[1]["missing_keys"], *mismatched} - new)
-    if settings.replace_batch_norm:  # of a model that was saved after it, which has no statistics
+    if settings.replace_batch_norm:  # a model saved after it has no statistics
         missing = [name for name in missing if not name.endswith(STATISTICS)]
-    # A pooler that the mean takes the place of may be missing.
+    # The mean replaces the pooler, so the pooler may be missing.
     missing = [name for name in missing if not (pooled and name.startswith("pooler."))]
     if missing:
         key, value = address(settings)
@@ -380,10 +381,10 @@ def _pretrained(
 
 
 def _quantization(settings: ModelConfig) -> Any:
-    """Return the module that knows of bits, whose library is an extra.
+    """Return the module for quantization, whose library is an extra.
 
     Raises:
-        InputError: It is not installed.
+        InputError: bitsandbytes is not installed.
     """
     if find_spec("bitsandbytes") is None:
         raise InputError(
@@ -397,11 +398,11 @@ def _quantization(settings: ModelConfig) -> Any:
 
 
 def dequantize(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
-    """Return a quantized model with float32 weights of the values that it computes with.
+    """Return a quantized model with float32 weights that have the values it computes with.
 
     Args:
-        model: As ``load_model`` returned it; it is used up.
-        settings: Of the model.
+        model: Model that ``load_model`` returned; do not use it afterwards.
+        settings: Configuration of the model.
     """
     plain: PreTrainedModel = _quantization(settings).dequantized(model)
     return plain
@@ -410,7 +411,7 @@ def dequantize(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel
 def _with_stand_ins(
     settings: ModelConfig, model_class: Any, config: PretrainedConfig, rows: CheckpointRows
 ) -> Any:
-    """Return model and loading info as ``from_pretrained`` does, with stand-ins as weights."""
+    """Return model and loading info like ``from_pretrained``, with stand-ins as weights."""
     if model_class is PooledClassifier:
         raise NotInShards("its head was put on it")
     place = source(settings)
@@ -421,7 +422,7 @@ def _with_stand_ins(
     )
     model.name_or_path = model.config._name_or_path = name
     if model.can_generate():
-        # as ``from_pretrained`` takes them from a checkpoint
+        # as ``from_pretrained`` reads these settings from a checkpoint
         where = {key: value for key, value in place.items() if key != "trust_remote_code"}
         path = where.pop("pretrained_model_name_or_path")
         try:
@@ -438,18 +439,18 @@ def _with_stand_ins(
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds initialization, which happens on the CPU, and restores its generator afterwards."""
+    """Seed initialization, which happens on the CPU, and restore its generator afterwards."""
     with torch.random.fork_rng(devices=[]):
-        # not torch.manual_seed: it would seed CUDA's global generator too, and leave it so
+        # torch.manual_seed would also seed CUDA's global generator and not restore it.
         torch.default_generator.manual_seed(seed)
         yield
 
 
 def quiet_transformers() -> None:
-    """Keep progress bars and notes of transformers and its like off stderr; dpft has its own."""
+    """Keep progress bars and notes of transformers off stderr; dpft prints its own."""
     disable_progress_bar()
     set_verbosity_error()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it where it is there
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it if installed
 
 
 def load_with_tokens(
@@ -462,10 +463,10 @@ def load_with_tokens(
 ) -> PreTrainedModel:
     """Return a model on the CPU, with a row for each of the tokens.
 
-    A token that the model's own tokenizer knows has its row already, and keeps it.
+    A token that the model's own tokenizer knows already has a row and keeps it.
 
     Raises:
-        InputError: It cannot be found or understood, or mixes examples.
+        InputError: The model cannot be found or understood, or mixes examples.
     """
     loaded = load_model(architecture, seed=seed, head=head, rows=rows)
     check_model(loaded, as_it_trains=True)
@@ -477,10 +478,10 @@ def load_with_tokens(
 def grow_as_planned(
     loaded: PreTrainedModel, architecture: Architecture, head: Head, tokens: Sequence[str]
 ) -> None:
-    """Give a model as many rows as ``load_with_tokens`` would, of no particular values.
+    """Give a model as many rows as ``load_with_tokens`` would, with arbitrary values.
 
-    A plan needs no more than config.json: where there is no tokenizer, each row of the vocabulary
-    is taken to be a token's.
+    A plan needs only config.json. Without a tokenizer, each row of the vocabulary is assumed to
+    belong to a token.
     """
     if not tokens:
         return
@@ -496,10 +497,10 @@ def grow_as_planned(
 def known_tokens(
     task: str, tokens: Sequence[str], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[str, ...]:
-    """Return a task's tokens, once the tokenizer is known to have them.
+    """Return a task's tokens after checking that the tokenizer has them.
 
     Raises:
-        InputError: It lacks one, as that of a run of another task does.
+        InputError: The tokenizer lacks a token, for example because its run had another task.
     """
     missing = [token for token in tokens if token not in tokenizer.get_vocab()]
     if missing:
@@ -515,11 +516,11 @@ def known_tokens(
 def add_tokens(
     tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]
 ) -> dict[int, tuple[int, ...]]:
-    """Make tokens the tokenizer's own, those that it lacks, as special ones.
+    """Add the tokens that the tokenizer lacks, as special tokens.
 
     Returns:
-        The number of each token that is new, and the numbers of those that its name reads as.
-        Tokens whose names a tokenizer cannot tell apart, all unknown to it, share theirs.
+        Id of each new token, with the ids of the tokens in its name. Names that the tokenizer
+        cannot distinguish, because it does not know them, have the same ids.
     """
     vocabulary = tokenizer.get_vocab()
     new = [token for token in tokens if token not in vocabulary]
@@ -534,9 +535,9 @@ def add_tokens(
 
 
 def grow(model: PreTrainedModel, rows: int) -> None:
-    """Give the vocabulary of a model at least so many rows; it never shrinks.
+    """Give the vocabulary of a model at least ``rows`` rows; the vocabulary never shrinks.
 
-    Tied weights stay tied, and a row that is new is undefined until ``start_rows``.
+    Tied weights stay tied. A new row is undefined until ``start_rows``.
     """
     if rows <= len(cast(Tensor, model.get_input_embeddings().weight)):
         return
@@ -546,9 +547,13 @@ def grow(model: PreTrainedModel, rows: int) -> None:
 
 @torch.no_grad()
 def start_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]]) -> None:
-    """Give tokens a row of their own, that of the embedding and that of an untied head.
+    """Give each token its own row in the embedding, and in the head if it is not tied.
 
-    A row that a padded vocabulary already has is used.
+    If a padded vocabulary already has the row, that row is used.
+
+    Args:
+        model: Model that is changed in place.
+        pieces: Id of each token, with the ids of the tokens in its name.
     """
     if not pieces:
         return

@@ -1,8 +1,8 @@
-"""Compute per-example losses from a model's outputs and labels.
+"""Per-example losses, computed from a model's outputs and labels.
 
-They stand apart because privacy rests on them: the ``loss`` a Hugging Face model returns is a mean
-over the tokens of the whole batch, so one example's loss would depend on its neighbors. Here it
-depends on its own row only.
+This module is separate because privacy depends on it. The ``loss`` that a Hugging Face model
+returns is a mean over the tokens of the whole batch. One example's loss would depend on the other
+examples. Here, the loss of an example depends only on its own row.
 
 Shapes: b examples, t tokens, v vocabulary, k label words or classes.
 """
@@ -27,7 +27,7 @@ from dpft.constants import (
 
 
 class LabeledBatch(Protocol):
-    """The fields of a batch that losses read, such as a ``dpft.data.batches.Batch``."""
+    """Fields of a batch that losses read, such as those of ``dpft.data.batches.Batch``."""
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
@@ -39,15 +39,15 @@ class LabeledBatch(Protocol):
 
     @property
     def kind(self) -> str:
-        """Kind of model it is for."""
+        """Kind of the model that the batch is for."""
 
     @property
     def answer(self) -> str:
-        """What the labels are: text, label_words, classes or score."""
+        """Kind of the labels: text, label_words, classes, score or attributes."""
 
     @property
     def positions(self) -> Tensor | None:
-        """Where a label word is predicted, shape (b,)."""
+        """Position at which a label word is predicted, shape (b,)."""
 
     @property
     def words(self) -> Tensor | None:
@@ -55,11 +55,11 @@ class LabeledBatch(Protocol):
 
     @property
     def weights(self) -> Tensor | None:
-        """What each example's loss is multiplied with, shape (b,)."""
+        """Factor of each example's loss, shape (b,)."""
 
     @property
     def token_weights(self) -> Tensor | None:
-        """What each label counts in the mean of its example's losses, shape (b, t)."""
+        """Weight of each label in the mean of its example's token losses, shape (b, t)."""
 
     @property
     def references(self) -> Tensor | None:
@@ -67,7 +67,7 @@ class LabeledBatch(Protocol):
 
     @property
     def pair_loss(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
-        """The loss of each two rows; None: each row has its own."""
+        """Loss of each two rows; None: each row has its own loss."""
 
     @property
     def is_padded(self) -> bool:
@@ -77,26 +77,32 @@ class LabeledBatch(Protocol):
 def per_example_losses(model: nn.Module, batch: LabeledBatch) -> Tensor:
     """Return each example's loss.
 
-    A text's is the cross-entropy averaged over its own target tokens, by what each of them counts
-    (``token_weights``); a label's is the cross-entropy over the label words' logits (Li et al.
-    2022, section 4) or the classes'; a score's is the squared error; attributes' the binary
-    cross-entropy, summed over them (Bu et al. 2022, the authors' code). A weight multiplies it.
-    A preference pair has two rows, of which the first has the pair's loss and the second has 0.
+    The loss depends on the kind of answer:
+
+    - Texts: the cross-entropy averaged over the example's own target tokens, weighted by
+      ``token_weights``.
+    - Labels: the cross-entropy over the logits of the label words (Li et al. 2022, section 4) or
+      classes.
+    - Scores: the squared error.
+    - Attributes: the binary cross-entropy, summed over them (Bu et al. 2022, the authors' code).
+
+    ``weights`` multiplies the loss of each example. A preference pair has two rows. The first row
+    has the loss of the pair, and the second row has loss 0.
 
     Returns:
-        Losses, shape (b,), in nats (a score's: its own unit squared); float32, or float64 for a
-        float64 model. An example without target tokens has loss 0 (and gradient 0), never NaN.
+        Losses, shape (b,), in nats (for a score: its own unit squared); float32, or float64 for a
+        float64 model. An example without target tokens has loss 0 and gradient 0, never NaN.
 
     Guarantees:
-        Entry i depends on row i of the batch only (given a model that passes ``check_model``); of a
-        preference pair, on its two rows.
+        Entry i depends only on row i of the batch, given a model that passes ``check_model``. The
+        entries of a preference pair depend only on its two rows.
     """
     losses = _losses(model, batch)
     return losses if batch.weights is None else losses * batch.weights.to(losses.dtype)
 
 
 def _losses(model: nn.Module, batch: LabeledBatch) -> Tensor:
-    """Return each example's loss before it is weighted, shape (b,)."""
+    """Return each example's loss before weighting, shape (b,)."""
     if batch.pair_loss is not None:
         pairs = batch.pair_loss(*_nll(model, batch, mean=False), batch.references)
         return torch.stack([pairs, torch.zeros_like(pairs)], dim=1).flatten()
@@ -118,12 +124,12 @@ def answer_logits(model: nn.Module, batch: LabeledBatch) -> Tensor:
     """Return the logits of label words or classes, or a score.
 
     Returns:
-        Shape (b, k); float32, or float64 for a float64 model.
+        Tensor of shape (b, k); float32, or float64 for a float64 model.
     """
     logits = _logits(model, batch)
     if batch.positions is not None and batch.words is not None:
         rows = torch.arange(len(logits), device=logits.device)
-        # A look-up, which the clipper knows by its name where a batch has as many rows or units as
+        # The clipper recognizes this look-up by its name if a batch has as many rows or units as
         # there are words.
         logits = logits[rows, batch.positions].index_select(1, batch.words)
     return _full_precision(logits)
@@ -131,9 +137,10 @@ def answer_logits(model: nn.Module, batch: LabeledBatch) -> Tensor:
 
 @torch.no_grad()
 def answer_values(model: nn.Module, batch: LabeledBatch) -> Tensor:
-    """Return a model's answers as numbers, shape (b, k), float32 at least.
+    """Return a model's answers as numbers, shape (b, k), float32 or wider.
 
-    Probabilities of label words or classes, a probability of each attribute, or a score.
+    The numbers are probabilities of label words or classes, a probability of each attribute, or a
+    score.
     """
     outputs = answer_logits(model, batch)
     if batch.answer == SCORE:
@@ -145,7 +152,7 @@ def answer_values(model: nn.Module, batch: LabeledBatch) -> Tensor:
 def token_nll(model: nn.Module, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
     """Return each example's summed negative log-likelihood and its number of target tokens.
 
-    Perplexity over a data set is ``exp(sum of the first / sum of the second)``.
+    The perplexity over a data set is ``exp(sum of the first / sum of the second)``.
 
     Returns:
         Negative log-likelihoods in nats, shape (b,), and token counts, shape (b,), int64.
@@ -155,7 +162,7 @@ def token_nll(model: nn.Module, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def token_hits(model: nn.Module, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
-    """Return how many target tokens are a model's likeliest ones, and how many there are.
+    """Return the number of target tokens that a model finds likeliest, and the number of all.
 
     Returns:
         Counts, shape (b,) each, int64.
@@ -167,15 +174,16 @@ def token_hits(model: nn.Module, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def token_logits(model: nn.Module, batch: LabeledBatch) -> Tensor:
-    """Return the logits of a language model at each position, shape (b, t, v), float32.
+    """Return the logits of a language model at each position, shape (b, t, v), float32 or wider.
 
-    A causal model says at each place what comes at the next, a seq2seq one what stands there.
+    A causal model predicts the token of the next position, a seq2seq model that of the same
+    position.
     """
     return _full_precision(_logits(model, batch))
 
 
 def _logits(model: nn.Module, batch: LabeledBatch) -> Tensor:
-    # A cache is of no use where nothing is generated, and costs memory.
+    # Without generation, a cache has no use and takes memory.
     options: dict[str, Any] = {"use_cache": False} if batch.kind in (CAUSAL, SEQ2SEQ) else {}
     with masks_known_to_matter(batch):
         logits: Tensor = model(**batch.inputs, **options).logits
@@ -187,11 +195,11 @@ MAY_BE_LEFT_OUT = {"allow_is_causal_skip", "allow_is_bidirectional_skip"}
 
 @contextmanager
 def masks_known_to_matter(batch: LabeledBatch) -> Iterator[None]:
-    """Spare an accelerator the questions whether a padded batch's mask could be left out.
+    """Skip, on an accelerator, the checks whether a padded batch's mask could be omitted.
 
-    A mask without zeros is left out, for a faster kernel. To see one, transformers reads from the
-    device, twice a micro-batch, and the host waits for all work before it; what is made of a mask
-    with zeros is the same without.
+    transformers omits a mask without zeros, for a faster kernel. To detect one, it reads from the
+    device twice per micro-batch, and the host waits for all previous work. A mask that has zeros
+    gives the same result without these checks.
     """
     if not batch.is_padded or batch.labels.device.type == "cpu":
         yield
@@ -213,7 +221,7 @@ def masks_known_to_matter(batch: LabeledBatch) -> Iterator[None]:
 
 
 def _nll(model: nn.Module, batch: LabeledBatch, *, mean: bool) -> tuple[Tensor, Tensor]:
-    """Return each example's sum or mean over its target tokens, and how many they are."""
+    """Return the sum or mean of each example's target-token losses, and the number of tokens."""
     labels = _predicted(batch)
     tokens = (labels != IGNORED_LABEL).sum(dim=1)
     losses = _token_losses(_logits(model, batch), labels)
@@ -227,7 +235,7 @@ def _nll(model: nn.Module, batch: LabeledBatch, *, mean: bool) -> tuple[Tensor, 
 
 
 def _predicted(batch: LabeledBatch) -> Tensor:
-    """Return the labels where they are predicted, shape (b, t)."""
+    """Return the labels at the positions that predict them, shape (b, t)."""
     if batch.kind == CLASSIFIER:
         raise ValueError(f"a {batch.kind} model writes no texts.")
     return predicted_labels(batch.labels, batch.kind)
@@ -236,12 +244,13 @@ def _predicted(batch: LabeledBatch) -> Tensor:
 def predicted_labels(labels: Tensor, kind: str, *, filling: int = IGNORED_LABEL) -> Tensor:
     """Return the label that is predicted at each position.
 
-    A causal model predicts the label of the next position, any other model that of the same one.
+    A causal model predicts the label of the next position, any other model that of the same
+    position.
 
     Args:
         labels: Token ids or -100, or a number for each label, shape (b, t).
-        kind: The kind of model.
-        filling: The value for the last position of a causal model, which predicts no label.
+        kind: Kind of the model.
+        filling: Value for the last position of a causal model, which predicts no label.
     """
     if kind != CAUSAL:
         return labels
@@ -250,7 +259,7 @@ def predicted_labels(labels: Tensor, kind: str, *, filling: int = IGNORED_LABEL)
 
 
 def _token_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy of each position, shape (b, t), zero where the label is -100."""
+    """Return the cross-entropy of each position, shape (b, t), zero if the label is -100."""
     losses = functional.cross_entropy(
         _full_precision(logits.flatten(0, 1)),
         labels.flatten(),
@@ -261,8 +270,8 @@ def _token_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _full_precision(logits: Tensor) -> Tensor:
-    """Return logits in float32 at least.
+    """Return logits in float32 or wider.
 
-    Half-precision log-sum-exp over a vocabulary of 50,000 loses two digits.
+    In half precision, a log-sum-exp over a vocabulary of 50,000 loses two digits.
     """
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

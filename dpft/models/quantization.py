@@ -1,21 +1,22 @@
-"""Quantize frozen weights to 4 or 8 bits below a trained adapter (QLoRA, Dettmers et al. 2023).
+"""Frozen weights in 4 or 8 bits below a trained adapter (QLoRA, Dettmers et al. 2023).
 
-``model.quantization=nf4`` holds each weight of a linear layer in four bits, sixteen levels at equal
-quantiles of a normal, with a scale for each 64 of them that is itself held in eight bits
-(arXiv 2305.14314, sections 3.1 and 3.2); ``int8`` holds it in eight, with a scale for each output
-(Dettmers et al. 2022, arXiv 2208.07339, section 2). transformers loads them, by its own
-``BitsAndBytesConfig``. Embeddings and the head stay as they are.
+``model.quantization=nf4`` stores each weight of a linear layer in four bits: sixteen levels at
+equal quantiles of a normal distribution, with one scale per 64 weights. The scale itself is stored
+in eight bits (arXiv 2305.14314, sections 3.1 and 3.2). ``int8`` stores a weight in eight bits, with
+one scale per output (Dettmers et al. 2022, arXiv 2208.07339, section 2). transformers loads the
+weights by its own ``BitsAndBytesConfig``. Embeddings and the head are not quantized.
 
-The layers are bitsandbytes', their arithmetic is not. A frozen layer here is one product with the
-dequantized weight, formed for the forward pass and formed again for the backward pass, of which
-nothing is kept. That is what an exact clip needs, and bitsandbytes does otherwise in three places:
+The layers are those of bitsandbytes, but their arithmetic is not. A frozen layer here is one
+product with the dequantized weight. The weight is formed for the forward pass, is not kept, and is
+formed again for the backward pass. Exact clipping needs this arithmetic, and bitsandbytes differs
+in three places:
 
 - LLM.int8() multiplies in 16 bits the columns in which any activation *of the batch* is large, so
-  that one example changes what another gets.
-- Its 8-bit product rounds activations to 255 levels, so that the last bit of a sum, which follows
-  the batch's shape, moves an output by a level.
-- On a CPU with AVX512-BF16 its 4-bit layer repacks the weights when it is first evaluated, and
-  rounds their scales: the frozen state is written to, and training goes on with another one.
+  one example changes the output of another.
+- Its 8-bit product rounds activations to 255 levels. The last bit of a sum, which depends on the
+  shape of the batch, therefore moves an output by a level.
+- On a CPU with AVX512-BF16, its 4-bit layer repacks the weights at the first evaluation and rounds
+  their scales. This overwrites the frozen state, and training continues with a different one.
 """
 
 from functools import cache
@@ -34,13 +35,14 @@ from transformers.quantizers.base import get_keys_to_not_convert
 
 NF4, INT8 = "nf4", "int8"
 LEVELS = 127
-"""Of an int8 weight, to each side of zero."""
+"""Number of levels of an int8 weight on each side of zero."""
 BLOCK, OUTER_BLOCK = 64, 256
-"""Weights of an nf4 scale, and scales of the scale that they are held in eight bits by."""
+"""Number of weights per nf4 scale, and number of scales per outer scale, which stores them in eight
+bits."""
 
 
 def bits_config(quantization: str) -> BitsAndBytesConfig:
-    """Return what ``from_pretrained`` takes as ``quantization_config``.
+    """Return the ``quantization_config`` for ``from_pretrained``.
 
     Args:
         quantization: ``nf4`` or ``int8``.
@@ -56,11 +58,11 @@ def bits_config(quantization: str) -> BitsAndBytesConfig:
 
 
 class FrozenLinear:
-    """A layer of bitsandbytes that multiplies by its dequantized weight, and writes nothing.
+    """A bitsandbytes layer that multiplies by its dequantized weight and writes to no state.
 
     Guarantees:
-        An output is a function of its own row and of the frozen weight, in training and in
-        evaluation alike; autograd keeps nothing for the backward pass.
+        An output depends only on its own row and on the frozen weight, in training and in
+        evaluation. autograd keeps nothing for the backward pass.
     """
 
     in_features: int
@@ -68,13 +70,13 @@ class FrozenLinear:
     weight: nn.Parameter
     bias: nn.Parameter | None
     is_planned: bool = False
-    """Whether it is there for its shapes alone; then its weight has no values."""
+    """Whether the layer exists only for its shapes; then its weight has no values."""
 
     def weight_in(self, dtype: torch.dtype) -> Tensor:
-        """Return the weight that the layer stands for, shape (out_features, in_features).
+        """Return the dequantized weight of the layer, shape (out_features, in_features).
 
         Args:
-            dtype: What it is rounded to, from float32.
+            dtype: Type to which the weight is rounded, from float32.
         """
         if self.is_planned:
             shape = self.out_features, self.in_features
@@ -88,7 +90,7 @@ class FrozenLinear:
         return scaled.to(dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the product of (..., in_features), shape (..., out_features)."""
+        """Return the product for inputs (..., in_features), shape (..., out_features)."""
         device = inputs.device.type
         dtype = inputs.dtype
         if torch.is_autocast_enabled(device):
@@ -99,7 +101,7 @@ class FrozenLinear:
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """``x W^T`` of a weight that is formed when it is needed; its own gradient there is none."""
+    """Product ``x W^T`` with a weight that is formed when needed and gets no gradient."""
 
     generate_vmap_rule = True
 
@@ -118,21 +120,21 @@ class _FrozenProduct(torch.autograd.Function):
 
 @cache
 def _frozen_class(layer_class: type[nn.Linear]) -> type[nn.Linear]:
-    """Return the class of the layers of one class of bitsandbytes', which peft takes for it."""
+    """Return the frozen subclass of a bitsandbytes class, which peft treats as that class."""
     return type(f"Frozen{layer_class.__name__}", (FrozenLinear, layer_class), {})
 
 
 def freeze_arithmetic(model: nn.Module) -> int:
-    """Make each quantized layer of a model a ``FrozenLinear``, and lets its checkpoint go.
+    """Make each quantized layer of a model a ``FrozenLinear``, and release its checkpoint.
 
-    What is not quantized lies in the checkpoint's file until it is copied, which keeps in memory
-    all of the file that was read.
+    Parameters that are not quantized share memory with the checkpoint's file, which keeps the whole
+    file in memory. They are copied, so that the file can be released.
 
     Args:
-        model: As transformers loaded it; changed in place.
+        model: Model as loaded by transformers; changed in place.
 
     Returns:
-        How many layers there are.
+        Number of quantized layers.
     """
     count = 0
     for module in model.modules():
@@ -150,7 +152,7 @@ def freeze_arithmetic(model: nn.Module) -> int:
 
 
 def plan_quantized(model: PreTrainedModel, quantization: str) -> PreTrainedModel:
-    """Return a model on the meta device with layers of the size that loading would give it."""
+    """Return a model on the meta device with layers of the size after loading."""
     keep = get_keys_to_not_convert(model)
     model = replace_with_bnb_linear(model, keep, bits_config(quantization))
     freeze_arithmetic(model)
@@ -164,7 +166,7 @@ def plan_quantized(model: PreTrainedModel, quantization: str) -> PreTrainedModel
 
 
 def _planned_weight(layer: FrozenLinear) -> nn.Parameter:
-    """Return a parameter of as many bytes as the weight and its scales take, without values."""
+    """Return a parameter with the bytes of the weight and its scales, without values."""
     numbers, kind = layer.in_features * layer.out_features, cast(Any, type(layer.weight))
     fields: dict[str, Any] = {}
     if isinstance(layer, Linear4bit):
@@ -179,10 +181,10 @@ def _planned_weight(layer: FrozenLinear) -> nn.Parameter:
 
 
 def dequantized(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model with ordinary float32 layers, of the very weights that it multiplied by.
+    """Return the model with ordinary float32 layers that have exactly the weights it multiplied by.
 
     Args:
-        model: Not in a wrapper of peft's; it is used up.
+        model: Model that peft has not wrapped; do not use it afterwards.
     """
     for name, module in list(model.named_modules()):
         if not isinstance(module, FrozenLinear):

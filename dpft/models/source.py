@@ -1,7 +1,7 @@
-"""The configuration section ``model``: where a model comes from, and checks of its files.
+"""The configuration section ``model``: the location of a model, and checks of its files.
 
-Weights are safetensors: nothing in a checkpoint is unpickled or executed (docs/dev/design.md, rule
-11).
+Weights are safetensors, so nothing in a checkpoint is unpickled or executed (docs/dev/design.md,
+rule 11).
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ UNQUANTIZED = "none"
 QUANTIZATIONS = (UNQUANTIZED, "nf4", "int8")
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 TIMM = "timm_wrapper"
-"""transformers' model type of a model of timm, which comes with torchvision or not at all."""
+"""Model type that transformers gives to timm models, which need torchvision."""
 GGUF = ".gguf"
 TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model"),
@@ -35,47 +35,48 @@ TOKENIZER_FILES = (
 
 
 class ModelConfig(Section):
-    """Which model, ``conf/model/<name>.yaml``; path wins over embedded, embedded over the hub."""
+    """Choice of a model, ``conf/model/<name>.yaml``; path overrides embedded, embedded the Hub."""
 
     name: str
-    """What reports call it."""
+    """Name of the model in reports."""
     hub_name: str | None = None
-    """Repository on the Hugging Face hub."""
+    """Repository on the Hugging Face Hub."""
     revision: str | None = None
-    """Branch, tag or commit on the hub."""
+    """Branch, tag or commit on the Hub."""
     license: str | None = None
-    """The Hub's identifier of the weights' license, such as apache-2.0; null: not known. Set it
-    with model.path or model.hub_name if those weights have another."""
+    """License of the weights, as the Hub's identifier, such as apache-2.0; null: not known. Set it
+    with model.path or model.hub_name if those weights have another license."""
     path: str | None = None
     """Local folder written by ``save_pretrained``."""
     embedded: bool = False
-    """The small model that ships with dpft."""
+    """Use the small model that is bundled with dpft."""
     architecture: dict[str, Any] = Field(default_factory=dict)
-    """A model's config.json, model_type among it: what model.init=random and dpft plan go by where
-    no folder is given. Of a language model the tokenizer says how large its vocabulary is. Of a
-    checkpoint that is found, its dropout rates alone replace the checkpoint's."""
+    """Entries of a config.json, including model_type, for model.init=random and dpft plan without a
+    model folder. The tokenizer determines the vocabulary size of a language model. If a checkpoint
+    is found, only the dropout rates given here replace its values."""
     replace_batch_norm: bool = False
-    """Put a GroupNorm in the place of each BatchNorm, which mixes the examples of a batch."""
+    """Replace each BatchNorm, which mixes the examples of a batch, by a GroupNorm."""
     standardize_weights: bool = False
-    """Standardize the weights of each convolution before it is applied (De et al. 2022)."""
+    """Standardize the weights of each convolution before applying it (De et al. 2022)."""
     init: Literal["pretrained", "random"] = "pretrained"
     """pretrained, or random to train from a fresh initialization of the same architecture."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
+    """Recompute activations in the backward pass, which takes less memory and more time."""
     quantization: str = UNQUANTIZED
-    """Hold the frozen weights of linear layers in fewer bits, under adapters that train: nf4 in 4
-    (QLoRA), int8 in 8, none in 32. Needs the extra ``quantization``."""
+    """Number format of the frozen weights of linear layers, under trained adapters: nf4 takes 4
+    bits (QLoRA), int8 takes 8, none takes 32. Needs the extra ``quantization``."""
     pooling: Literal["mean"] | None = None
     """How a classification head reads the text: null, as the architecture's own head does; mean,
-    the mean over its tokens."""
+    the mean over the tokens."""
     lora_targets: tuple[str, ...] | None = None
-    """Names of the modules that method=lora adapts by default; null: found by name."""
+    """Names of the modules that method=lora adapts by default; null: dpft finds them by name."""
 
     tokenizer: str | None = None
-    """Folder of a run of dpft tokenizer, whose vocabulary and epsilon it takes, or of any
-    tokenizer; for model.init=random. null: the model's own."""
+    """Folder of a dpft tokenizer run, whose vocabulary and epsilon are used, or of any tokenizer.
+    Requires model.init=random. null: the model's own tokenizer."""
     tokenizer_is_public: bool = False
-    """Say that no private text made the tokenizer, where no ledger beside it says what it cost."""
+    """Declare that no private text was used to make the tokenizer, if no ledger next to it records
+    its cost."""
 
     def _check_fields(self) -> None:
         self._check_quantization()
@@ -132,45 +133,45 @@ class ModelConfig(Section):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether frozen weights are held in fewer bits."""
+        """Whether frozen weights are stored in fewer bits."""
         return self.quantization != UNQUANTIZED
 
     @property
     def has_no_weights(self) -> bool:
-        """Whether nothing but ``architecture`` says what it is."""
+        """Whether only ``architecture`` specifies the model."""
         return self.path is None and self.hub_name is None and not self.embedded
 
     @property
     def is_drawn(self) -> bool:
-        """Whether ``architecture`` says what it is: where nothing else does, or needs to."""
+        """Whether ``architecture`` specifies the model, if no other source exists or is needed."""
         starts_at_random = self.init == "random" and self.path is None and not self.embedded
         return bool(self.architecture) and (self.has_no_weights or starts_at_random)
 
     @property
     def folder(self) -> Path | None:
-        """The local folder it is read from, or None for the hub."""
+        """Local folder of the model, or None for the Hub."""
         if self.path is not None:
             return Path(self.path).expanduser()
         return EMBEDDED_MODEL if self.embedded else None
 
     @property
     def is_no_address(self) -> bool:
-        """Whether nobody else finds the model there: in this installation, or in a run's private/.
+        """Whether nobody else can find the model: it is in this installation or a run's private/.
 
-        What trains on it is then saved together with it.
+        An adapter that was trained on such a model is saved together with the model.
         """
         return self.embedded if self.path is None else is_base_model(self.path)
 
 
 def source(config: ModelConfig) -> dict[str, Any]:
-    """Return the arguments that every ``from_pretrained`` shares."""
+    """Return the arguments that all ``from_pretrained`` calls share."""
     if config.folder is not None:
         source = {"pretrained_model_name_or_path": str(config.folder), "local_files_only": True}
     else:
         source = {
             "pretrained_model_name_or_path": config.hub_name,
             "revision": config.revision or "main",
-            # what is in the cache serves without a network
+            # without a network, use the files in the cache
             "local_files_only": not hub_is_reachable(),
         }
     return {**source, "trust_remote_code": False}
@@ -178,9 +179,9 @@ def source(config: ModelConfig) -> dict[str, Any]:
 
 @contextmanager
 def loading_errors(config: ModelConfig, wanted: str = "language model") -> Iterator[None]:
-    """Turn what transformers raises for an unusable source into one sentence.
+    """Convert the exceptions of transformers for an unusable source to one error message.
 
-    The block reads a model and no record, so that the sentence may quote what was raised.
+    The block must read a model and no record, because the message may quote the exception.
     """
     try:
         yield
@@ -210,7 +211,7 @@ def loading_errors(config: ModelConfig, wanted: str = "language model") -> Itera
 
 
 def _is_gated(error: BaseException | None) -> bool:
-    """Return whether the Hub refused access to a gated model; transformers wraps its error."""
+    """Return whether the Hub denied access to a gated model; transformers wraps its error."""
     from huggingface_hub.errors import GatedRepoError
 
     while error is not None and not isinstance(error, GatedRepoError):
@@ -219,7 +220,7 @@ def _is_gated(error: BaseException | None) -> bool:
 
 
 def _lack_of_timm() -> str:
-    """Return why no model of timm can be built here, and how to fix it."""
+    """Return why timm models cannot be built here, and how to fix it."""
     if find_spec("timm") is None or find_spec("torchvision") is None:
         return "which is not installed. Install it with pip install 'dpft[vision]'"
     return (
@@ -245,7 +246,7 @@ def _remedy(config: ModelConfig, error: Exception) -> str:
 
 
 def address(config: ModelConfig) -> tuple[str, str]:
-    """Return the configuration key that states where the model is, and its value."""
+    """Return the configuration key of the model's location, and its value."""
     if config.path is not None:
         return "model.path", config.path
     if config.embedded or config.is_drawn:
@@ -254,7 +255,7 @@ def address(config: ModelConfig) -> tuple[str, str]:
 
 
 def origin(config: ModelConfig) -> str:
-    """Return the argument that states where the model is, for messages."""
+    """Return the override that gives the model's location, for messages."""
     return "=".join(address(config))
 
 
@@ -262,7 +263,7 @@ def check_folder(config: ModelConfig, folder: Path) -> None:
     """Reject a folder that is not the folder of a model.
 
     Raises:
-        InputError: There is no folder, or no config.json in it.
+        InputError: The folder does not exist, or contains no config.json.
     """
     key, value = address(config)
     if not (folder / "config.json").is_file():
@@ -283,10 +284,10 @@ def check_folder(config: ModelConfig, folder: Path) -> None:
 
 
 def _reject_gguf(config: ModelConfig, place: Path) -> None:
-    """Reject a GGUF file, or a folder that contains one.
+    """Reject a GGUF file, or a folder that contains a GGUF file.
 
     Raises:
-        InputError: It is one, or contains one.
+        InputError: The path is a GGUF file, or a folder that contains one.
     """
     is_file = place.suffix == GGUF and not place.is_dir()
     file = place if is_file else next(place.glob(f"*{GGUF}"), None)
@@ -304,7 +305,8 @@ def check_weight_files(config: ModelConfig, folder: Path) -> None:
     """Reject a folder without safetensors, or with an adapter next to them.
 
     Raises:
-        InputError: There are none, or a loader may put the adapter on them or on another base.
+        InputError: The folder has no safetensors, or a loader may put the adapter on them or on
+            another base.
     """
     key, value = address(config)
     if (folder / ADAPTER).exists():
@@ -329,10 +331,10 @@ def check_tokenizer_files(config: ModelConfig, folder: Path) -> None:
     """Reject a folder without a tokenizer.
 
     Raises:
-        InputError: There is none.
+        InputError: The folder contains no tokenizer.
     """
     key, value = address(config)
-    # transformers would build an empty vocabulary without a word
+    # transformers would silently build an empty vocabulary
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(
             f"{origin(config)} contains no tokenizer ({', '.join(TOKENIZER_FILES)}). Copy the files"

@@ -1,1 +1,1 @@
-"""Many processes of one run; the only package that imports torch.distributed."""
+"""Several processes of one run; the only package that imports torch.distributed."""

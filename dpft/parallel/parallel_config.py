@@ -1,7 +1,7 @@
 """The configuration sections ``parallel`` and ``launch``.
 
-``parallel``: how many processes share a run, and how they find each other. ``launch``: whether
-``dpft train`` starts them itself. Nothing here imports torch.
+``parallel`` sets how many processes share a run, and how they connect. ``launch`` sets whether
+``dpft train`` starts them itself. This module does not import torch.
 """
 
 import os
@@ -17,25 +17,25 @@ class Process(StrictModel):
     """A group of processes that took steps of the run."""
 
     world_size: AtLeastOne
-    """How many processes."""
+    """Number of processes."""
     sharding: str | None = None
-    """What each held of the model, in words."""
+    """Description of the part of the model that each process held."""
     network: str | None = None
-    """What was between them, in words."""
+    """Description of the network between the processes."""
 
 
 RECORDER = "TORCH_FR_BUFFER_SIZE"
-"""How many operations torch keeps in memory, each with its size and time."""
+"""Number of operations that torch keeps in memory, each with its size and time."""
 DEBUGGING = {
     RECORDER: ("", "0"),
     "TORCH_NCCL_TRACE_BUFFER_SIZE": ("", "0"),
     "TORCH_DISTRIBUTED_DEBUG": ("", "OFF"),
     "TORCH_CPP_LOG_LEVEL": ("", "WARNING", "ERROR", "FATAL", "1", "2", "3"),
 }
-"""Variables by which torch shows the sizes of what passes between processes, and the values by
-which it does not."""
+"""Environment variables with which torch reveals the sizes of transfers between processes, and the
+values that do not reveal them."""
 SHARED = ("train", "eval", "generate")
-"""Subcommands that the processes of torchrun can share."""
+"""Subcommands that support several processes of torchrun."""
 WHOLE: Final = "whole"
 SHARDED: Final = "sharded"
 HOW_TO_START = (
@@ -45,31 +45,32 @@ HOW_TO_START = (
 
 
 class ParallelConfig(Section):
-    """How a run is spread over processes."""
+    """How a run is distributed over processes."""
 
     name: Literal["none", "ddp", "fsdp"] = "none"
-    """none: one process; ddp: replicas, each with the whole model and a share of each batch; fsdp:
-    each with a shard of the model and a share of each batch."""
+    """One process (none), replicas of the whole model (ddp), or shards of the model (fsdp). With
+    ddp and fsdp, each process takes a share of each batch."""
     cpu_offload: bool = False
-    """Where the model is on an accelerator: with ddp, sums of gradients pass between processes
-    through the processor's memory (gloo), without NCCL; with fsdp, shards and the optimizer lie
-    there. Slower, and spares the accelerator's memory."""
+    """Use CPU memory to save accelerator memory, which is slower. With ddp, sums of gradients are
+    exchanged through CPU memory (gloo), without NCCL. With fsdp, shards and the optimizer state are
+    stored in CPU memory."""
     shard_size: AtLeastOne | None = None
-    """Of fsdp: into how many shards the model is cut; None: one for each process. Fewer than there
-    are processes make as many replicas as fit, each in shards."""
+    """For fsdp: number of shards of the model. null: one shard per process. If there are fewer
+    shards than processes, several replicas of the model are sharded."""
     accumulate: Literal["whole", "sharded"] = WHOLE
-    """Of fsdp: whole, each process keeps a step's whole sum until it ends; sharded, each
-    micro-batch's sum goes to the shards at once, which sends more and keeps less."""
+    """For fsdp: whether each process keeps the whole sum of a step (whole) or only its shard
+    (sharded). With sharded, the sum of each micro-batch is sent to the shards immediately, which
+    sends more and needs less memory."""
     world_size: AtLeastOne | None = None
-    """How many processes; None: as many as torchrun starts, and of a plan one, or two with ddp or
-    fsdp. A run refuses another number than there are."""
+    """Number of processes. null: the number that torchrun starts; for a plan, 1, or 2 with ddp or
+    fsdp. A run rejects a number that differs from the actual one."""
     timeout_minutes: Positive = 30
-    """How long a process waits for another one before it gives up; longer than the first one
-    needs for a checkpoint."""
+    """Minutes that a process waits for another process before it stops with an error. The value
+    must exceed the time that the first process needs to write a checkpoint."""
 
     @property
     def planned_processes(self) -> int:
-        """How many processes a plan is of."""
+        """The number of processes that a plan assumes."""
         return self.world_size or (1 if self.name == "none" else 2)
 
     @property
@@ -96,26 +97,26 @@ class ParallelConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What torchrun tells a process of the processes it started."""
+    """Environment variables of a process that torchrun started."""
 
     rank: int
     size: int
     local_rank: int
     local_size: int
     restarts: int = 0
-    """How often torchrun has started all of them anew."""
+    """Number of times that torchrun has restarted all processes."""
 
     @property
     def on_one_node(self) -> bool:
-        """Whether all of them are on one machine."""
+        """Whether all processes are on one machine."""
         return self.local_size == self.size
 
 
 def world() -> World | None:
-    """Return what torchrun, or whoever sets its variables, says; None where nobody does.
+    """Return the variables that torchrun or another launcher set; None if they are not set.
 
     Raises:
-        InputError: A variable is missing, or is no number.
+        InputError: A variable is missing or is not a number.
     """
     if not {"RANK", "WORLD_SIZE"} & set(os.environ):
         return None
@@ -130,10 +131,10 @@ def world() -> World | None:
 
 
 def check_shards(config: ParallelConfig, processes: int) -> None:
-    """Reject a number of processes that shards do not fit.
+    """Reject a number of processes that the number of shards does not divide.
 
     Raises:
-        InputError: They would not make whole replicas.
+        InputError: The processes would not form whole replicas.
     """
     size = config.shard_size
     if size is not None and processes % size:
@@ -147,7 +148,7 @@ def check_shards(config: ParallelConfig, processes: int) -> None:
 
 
 def refuse_several(name: str) -> None:
-    """Reject several processes of a subcommand that is for one process.
+    """Reject several processes for a subcommand that runs in one process.
 
     Raises:
         InputError: torchrun has started several processes.
@@ -165,9 +166,10 @@ def check_start(config: ParallelConfig) -> World | None:
     """Return the world of this process, after checking that it agrees with the configuration.
 
     Raises:
-        InputError: ``parallel=ddp`` without processes, or several processes without it, each of
-            which would train, and spend, on its own; a number of processes that shards do not fit;
-            or torch is to show what passes between them.
+        InputError: ``parallel=ddp`` or ``fsdp`` without processes, or several processes with
+            ``parallel=none``, each of which would train and spend epsilon separately. Also if the
+            number of processes does not match the configuration or the shards, or if torch would
+            log their traffic.
     """
     launched = world()
     if config.name == "none":
@@ -196,7 +198,7 @@ def check_start(config: ParallelConfig) -> World | None:
             hint="parallel.world_size=null",
         )
     check_shards(config, launched.size)
-    # A batch's size, which is private, can be read from such logs.
+    # Such logs reveal the size of a batch, which is private.
     for name, harmless in DEBUGGING.items():
         value = os.environ.get(name, "")
         if value.upper() not in harmless:
@@ -225,7 +227,7 @@ def _number(name: str, otherwise: int | None = None) -> int:
 
 
 def restarts() -> str | None:
-    """Return a clause on what restarts this process, or None if nothing is known to restart it."""
+    """Return a clause about what restarts this process, or None if no restarts are known."""
     max_restarts = _number("TORCHELASTIC_MAX_RESTARTS", 0)
     slurm_restarts = _number("SLURM_RESTART_COUNT", 0)
     if max_restarts:
@@ -234,7 +236,7 @@ def restarts() -> str | None:
 
 
 def was_restarted() -> bool:
-    """Return whether torchrun or Slurm has started this process again."""
+    """Return whether torchrun or Slurm has restarted this process."""
     return any(_number(f"{name}_RESTART_COUNT", 0) for name in ("TORCHELASTIC", "SLURM"))
 
 
@@ -243,10 +245,10 @@ def check_restarts(*, resumes: bool, advice: str) -> None:
 
     Args:
         resumes: Whether each start of this command resumes the same run.
-        advice: How to achieve that.
+        advice: How to make restarts resume the run, for the message.
 
     Raises:
-        InputError: torchrun or Slurm restarts this process, and it does not resume.
+        InputError: torchrun or Slurm restarts this process, and the command does not resume.
     """
     why = None if resumes else restarts()
     if why is not None:
@@ -260,11 +262,12 @@ class LaunchConfig(Section):
     """How the processes of a run are started."""
 
     name: Literal["none", "local"] = "none"
-    """none: they are there already, or there is one; local: dpft starts them on this machine."""
+    """local: dpft starts the processes on this machine; none: dpft starts no further processes."""
     processes: AtLeastOne | None = None
-    """How many to start; null: one for each CUDA device."""
+    """Number of processes to start; null: one for each accelerator."""
     max_restarts: Count = 0
-    """How often all of them are started anew once one has ended, whatever the reason."""
+    """Maximum number of times that all processes are restarted after one has ended, for
+    any reason."""
 
 
 LOOPBACK_OF_ONE_MACHINE = "loopback of one machine"
@@ -273,9 +276,10 @@ ASSUMED_TRUSTED = "a network between machines, assumed trusted or encrypted"
 
 
 def described(size: int, *, on_one_node: bool) -> dict[str, Any]:
-    """Return how many processes there are, what each holds and what is between them.
+    """Return the number of processes, what each process holds, and the network between them.
 
-    That each holds the whole model is for a run with shards to correct: ``sharding``.
+    The result states that each process holds the whole model. A run with shards must replace this
+    with ``sharding``.
 
     >>> described(1, on_one_node=True)
     {'world_size': 1}
@@ -289,12 +293,12 @@ def described(size: int, *, on_one_node: bool) -> dict[str, Any]:
 def sharding(
     shards: int, replicas: int, *, accumulates_shards: bool = False, offload: bool = False
 ) -> str:
-    """Return what each process holds of a model that is cut into shards.
+    """Return a description of what each process holds of a sharded model.
 
     >>> sharding(2, 2)
     'fsdp, 2 shards x 2 replicas, sums kept whole'
     """
     copies = f" x {replicas} replicas" if replicas > 1 else ""
     kept = "sums kept in shards" if accumulates_shards else "sums kept whole"
-    where = ", shards in the processor's memory" if offload else ""
+    where = ", shards in CPU memory" if offload else ""
     return f"fsdp, {shards} shards{copies}, {kept}{where}"

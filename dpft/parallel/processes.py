@@ -1,9 +1,10 @@
-"""Start the processes of a run with torch's elastic agent, and join torch's process group.
+"""The processes of a run: start them with torch's elastic agent, and join torch's process group.
 
-``launch`` (``launch=local``) starts the processes on this machine by torch's own elastic agent, of
-which torchrun is made: it watches the processes, ends all of them once one has ended, and starts
-them anew as often as it may. Here it says nothing and writes nothing; the processes do. In each of
-them ``started`` joins the process group, as long as a block lasts.
+``launch`` (``launch=local``) starts the processes on this machine with torch's own elastic agent,
+on which torchrun is based. The agent watches the processes and ends all of them once one has ended.
+It restarts them up to the configured number of times. The agent prints and writes nothing here;
+only the processes do. In each process, ``started`` joins the process group for the duration of a
+block.
 """
 
 import os
@@ -39,25 +40,25 @@ from dpft.parallel.ranks import ALONE, Ranks
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LOOPBACK = "lo"
 MEETING = timedelta(minutes=1)
-"""How long the ranks wait for each other at the start."""
+"""Maximum time that the ranks wait for each other at the start."""
 MEETING_THREAD = "meeting"
 _current = ALONE
 
 
 def current_ranks() -> Ranks:
-    """Return this process's place among those of the run that it is in; alone outside of one."""
+    """Return the ranks of the run of this process; a single rank outside of a run."""
     return _current
 
 
 @contextmanager
 def started(config: ParallelConfig) -> Iterator[Ranks]:
-    """Join the processes that torchrun started, inside the block; alone with ``parallel=none``.
+    """Join the processes that torchrun started, inside the block; one rank with ``parallel=none``.
 
-    On one machine they talk over its loopback interface. Across machines neither gloo nor NCCL
-    encrypts or authenticates what passes: the network between them must be trusted.
+    On one machine, the processes communicate over its loopback interface. Between machines, neither
+    gloo nor NCCL encrypts or authenticates the traffic, so the network must be trusted.
 
     Raises:
-        InputError: As ``check_start``, the port is in use, or not all of them came.
+        InputError: See ``check_start``; or the port is in use, or not all processes have joined.
     """
     global _current
     launched = check_start(config)
@@ -101,10 +102,10 @@ def own_device(device: torch.device, ranks: Ranks) -> torch.device:
 
 
 def _join(config: ParallelConfig, launched: World) -> None:
-    """Make the process group.
+    """Create the process group.
 
     Raises:
-        InputError: The port that the first rank listens at is in use, or not all ranks come.
+        InputError: The port of rank 0 is in use, or not all ranks have joined.
     """
     if launched.on_one_node:
         for name in INTERFACES:
@@ -129,10 +130,10 @@ def _join(config: ParallelConfig, launched: World) -> None:
 
 
 def _failure_within(limit: timedelta, work: Callable[[], None]) -> Exception | None:
-    """Return what a work fails with, and a ``TimeoutError`` where it takes too long.
+    """Return the error that ``work`` raises, or a ``TimeoutError`` if it takes too long.
 
-    Who waits for a program that listens at the port and is none of the run's would wait for ever,
-    whatever torch is told: that one is left to its wait.
+    If an unrelated program listens at the port, the wait never ends, regardless of torch's timeout.
+    The thread that waits is then abandoned.
     """
     failures: list[Exception] = [TimeoutError()]
 
@@ -152,11 +153,12 @@ def _failure_within(limit: timedelta, work: Callable[[], None]) -> Exception | N
 def _make_group(config: ParallelConfig, launched: World) -> None:
     """Connect the ranks, and return once each of them is connected to all the others.
 
-    torch alone returns as soon as this rank is connected: one that then ends at once, because it
-    refuses its input, would break the meeting of the rest, who would say that it never came.
+    Torch itself returns as soon as this rank is connected. If this rank then ended immediately
+    because it rejects its input, the connection of the other ranks would fail. They would report
+    that this rank never joined.
     """
     offloads = config.cpu_offload and config.name == "ddp"
-    # The ranks leave each other their addresses in this store; no secret goes there.
+    # The ranks exchange their addresses in this store, and no secrets.
     store, _, _ = next(iter(rendezvous("env://", launched.rank, launched.size, timeout=MEETING)))
     dist.init_process_group(
         group_backends(None if offloads else accelerator()),
@@ -165,24 +167,28 @@ def _make_group(config: ParallelConfig, launched: World) -> None:
         world_size=launched.size,
         timeout=timedelta(minutes=config.timeout_minutes),
     )
-    # Not a barrier of the store: it may end with the first rank while others still ask it.
+    # Do not use a barrier of the store: the store ends with rank 0, while others may still use it.
     dist.all_reduce(torch.zeros(1))
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 THREADS = "OMP_NUM_THREADS"
 TOGETHER = 1
-"""Seconds within which processes count as ended at once."""
+"""Seconds within which processes count as having ended at the same time."""
 
 
 def launch(config: LaunchConfig, words: Sequence[str]) -> None:
-    """Start ``dpft`` of some words in several processes, and wait until all have ended.
+    """Start a ``dpft`` command in several processes, and wait until all have ended.
+
+    Args:
+        config: The ``launch`` section of the configuration.
+        words: Arguments of the command.
 
     Raises:
-        InputError: There are other processes already, or it cannot be said how many to start.
-        SaidElsewhere: One has failed, and has said why.
-        RunError: One was killed.
-        SystemExit: This process was told to end; no process is left.
+        InputError: Processes were already started, or the number to start is unknown.
+        SaidElsewhere: A process has failed and has reported its error.
+        RunError: A process was killed.
+        SystemExit: A signal ended this process; no other process is left.
     """
     processes = number_of_processes(config)
     agent = api.LaunchConfig(
@@ -206,10 +212,11 @@ def launch(config: LaunchConfig, words: Sequence[str]) -> None:
 
 
 def number_of_processes(config: LaunchConfig) -> int:
-    """Return how many processes to start.
+    """Return the number of processes to start.
 
     Raises:
-        InputError: There are others already, or there is no accelerator to count by.
+        InputError: Processes were already started, or there is no accelerator to derive the number
+            from.
     """
     if world() is not None:
         raise InputError(
@@ -230,9 +237,9 @@ def number_of_processes(config: LaunchConfig) -> int:
 
 
 def ended(failures: Mapping[int, ProcessFailure]) -> DpftError:
-    """Return how processes have ended that the agent has found to fail.
+    """Return the error for processes that the agent has found to fail.
 
-    Those that failed later were ended by the agent, or because the others were gone.
+    Processes that failed later were ended by the agent, or failed because the others were gone.
     """
     first = min(failure.timestamp for failure in failures.values())
     early = {
@@ -253,7 +260,7 @@ def ended(failures: Mapping[int, ProcessFailure]) -> DpftError:
 
 @contextmanager
 def _as_before(processes: int) -> Iterator[None]:
-    """Give the processes their share of the cores; the agent's doings end with the block."""
+    """Give each process its share of the CPU cores; undo the agent's changes after the block."""
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     cores = len(os.sched_getaffinity(0))
     try:

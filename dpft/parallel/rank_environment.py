@@ -1,11 +1,11 @@
-"""Read a process's rank from its environment, and handle SIGTERM, without importing torch.
+"""Environment of a process: its rank, and handling of SIGTERM, without importing torch.
 
-Three things rest on it. All processes of a run but rank 0 print nothing: rank 0 says what there is
-to say. And a task of a job that submitit started, on Slurm or on this machine, takes its place
-among the others: submitit starts as many tasks as a job is asked for, all with the same work, and
-tells each of them its number in variables of its own. Here they become the variables that torchrun
-would have set, so that everything after that is as under torchrun. And SIGTERM lets a step that has
-begun be finished before the run ends.
+This module has three purposes. First, all processes of a run except rank 0 print nothing, and rank
+0 reports all messages. Second, a task of a job that submitit started, on Slurm or on this machine,
+becomes a rank. Submitit starts the requested number of tasks with the same work and passes each
+task its number in its own variables. This module converts them to the variables that torchrun would
+have set, so that the rest of dpft behaves as under torchrun. Third, SIGTERM lets the current step
+finish before the run ends.
 """
 
 import logging
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TextIO
 
 PATIENCE = 5.0
-"""Seconds that a process leaves the first one to say of an error what both may have found."""
+"""Seconds that another rank waits, so that rank 0 can report an error that both may have found."""
 _voices: list[TextIO] = []
 
 
@@ -34,10 +34,10 @@ def is_other_rank() -> bool:
 
 @contextmanager
 def silent_except_rank_0() -> Iterator[None]:
-    """Silences every rank but rank 0 in the block.
+    """Silence every rank except rank 0 in the block.
 
-    Libraries print, too, also from C++: so it is the file descriptors that lead nowhere. An error
-    that only this process knows of is said by ``error_stream``.
+    Libraries print too, also from C++. Therefore the file descriptors themselves are redirected to
+    the null device. An error that only this process found is written to ``error_stream``.
     """
     if not is_other_rank():
         yield
@@ -62,7 +62,7 @@ def silent_except_rank_0() -> Iterator[None]:
 
 @contextmanager
 def without_logging() -> Iterator[None]:
-    """Let nothing in the block log anything."""
+    """Suppress all logging in the block."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -72,28 +72,29 @@ def without_logging() -> Iterator[None]:
 
 
 def error_stream() -> TextIO:
-    """Return where an error is said: stderr, also where everything else is silent."""
+    """Return the stream for errors: stderr, also if other output of this process is silenced."""
     return _voices[-1] if _voices else sys.stderr
 
 
 def wait_for_rank_0() -> None:
-    """Wait, in a process beside the first, for the first one to say what is wrong.
+    """Wait on another rank, so that rank 0 can report an error first.
 
-    What is wrong with words is found by every process at once, and torchrun ends the others as
-    soon as one has ended. What is wrong here alone is said here, a moment later.
+    All processes find an error in the arguments at the same time, and torchrun ends the others as
+    soon as one process has ended. An error that only this process found is reported here a moment
+    later.
     """
     if _voices:
         time.sleep(PATIENCE)
 
 
 EXECUTOR = "SUBMITIT_EXECUTOR"
-"""Variable in which submitit says by what it started a process."""
+"""Environment variable in which submitit stores how it started a process."""
 FOLDER = "SUBMITIT_FOLDER"
-"""Variable in which a process of submitit keeps where its job's files are."""
+"""Environment variable in which submitit stores the folder of a job's files."""
 SLURM, LOCAL = "slurm", "local"
 LOOPBACK_ADDRESS = "127.0.0.1"
 PORTS = range(20_000, 32_768)
-"""Below those that Linux gives to programs that do not care which one they have."""
+"""Ports below the range from which Linux assigns ephemeral ports."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ class SubmittedTask:
     """One of the processes of a job."""
 
     job: str
-    """What tells the job from any other; the same when it is requeued."""
+    """Unique identifier of the job; unchanged when the job is requeued."""
     executor: str
     """slurm or local."""
     rank: int
@@ -109,12 +110,12 @@ class SubmittedTask:
     local_rank: int
     nodes: int
     address: str
-    """Of the machine of the first task."""
+    """Address of the machine of the first task."""
     log: Path | None
-    """Where what it says on stderr is kept."""
+    """File with the stderr output of the task."""
 
     def variables(self) -> dict[str, str]:
-        """Return what torchrun would tell a process in this place; a given port is kept."""
+        """Return the variables that torchrun would set in this process; keep any MASTER_PORT."""
         values = {
             "RANK": self.rank,
             "WORLD_SIZE": self.size,
@@ -127,10 +128,10 @@ class SubmittedTask:
 
 
 def submitted_task() -> SubmittedTask | None:
-    """Return this process's place in a job of submitit, or None if submitit did not start it."""
+    """Return this process's task in a submitit job, or None if submitit did not start it."""
     if os.environ.get(EXECUTOR) not in (SLURM, LOCAL):
         return None
-    from submitit import JobEnvironment  # Not everybody has it; who is in a job of it does.
+    from submitit import JobEnvironment  # Optional dependency, installed inside submitit jobs.
 
     environment = JobEnvironment()
     return SubmittedTask(
@@ -156,11 +157,11 @@ def port_of(job: str) -> int:
 
 @contextmanager
 def torchrun_environment(task: SubmittedTask | None) -> Iterator[None]:
-    """Set torchrun's variables, inside the block, in a task that is not alone in its job.
+    """Set torchrun's variables inside the block, in a task of a job with several tasks.
 
     Args:
-        task: This process's place. Processes that torchrun has started inside of a task have one
-            of their own already, and keep it.
+        task: The task of this process. Processes that torchrun has started inside a task already
+            have their own variables and keep them.
     """
     if task is None or task.size == 1 or "RANK" in os.environ:
         yield
@@ -172,7 +173,7 @@ def torchrun_environment(task: SubmittedTask | None) -> Iterator[None]:
 
 @contextmanager
 def environment_kept() -> Iterator[None]:
-    """Put the variables of the environment back at the end."""
+    """Restore the environment variables at the end of the block."""
     before = dict(os.environ)
     try:
         yield
@@ -187,9 +188,10 @@ TERMINATED = 143
 
 @contextmanager
 def termination_requests() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether SIGTERM has come, which in the block ends nothing.
+    """Yield a function that returns whether SIGTERM has arrived.
 
-    Only the main thread is told of signals; elsewhere the answer is always no.
+    Inside the block, SIGTERM does not end the process. Only the main thread receives signals; in
+    other threads the function always returns False.
     """
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():

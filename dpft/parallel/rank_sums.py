@@ -1,21 +1,23 @@
-"""Sum gradients over ranks, whole or in shards, with few transfers.
+"""Sums of gradients over ranks, whole or sharded, with few transfers.
 
-Each stretch of a gradient has an owner. The others send it their values of it; the owner adds them
-up in float64, in the order of ranks, finishes them (adds the noise), rounds once, and sends every
-rank the outcome. So a sum depends on no network's order of additions, nothing is rounded that a
-single process would not round, and ranks cannot come to differ. On the way are float32 numbers, as
-many as an all-reduce sends.
+Each segment of a gradient has an owner. The other ranks send it their values. The owner adds them
+in float64, in the order of ranks, and finishes the sum (adds the noise). It rounds once and sends
+the result to every rank. A sum therefore does not depend on the order in which a network adds
+values. Nothing is rounded that a single process would not round, and the results of ranks cannot
+differ. The transferred values are float32, as many as in an all-reduce.
 
-Of a model in shards either each rank keeps a whole sum, and what is another's shard goes there once
-a step; or each micro-batch's sum goes there at once, and no rank holds a whole one.
+For a sharded model there are two modes. In the first mode, each rank keeps a whole sum and sends
+the shards of other ranks once per step. In the second mode, each micro-batch's sum is sent to the
+shards immediately, and no rank holds a whole sum.
 
-A sharded model's weights are with all ranks, so whoever needs a block needs the others to send
-theirs. But how often a rank runs the model depends on its records: how many micro-batches it has,
-what the clipper proves of the first of them, how long a text it writes. Ranks that had to run in
-step would wait for ever where one takes another way. So each says what it wishes for next, all hear
-what everyone wishes, and all send it; a rank that is done serves the others until all are. What is
-wished for is a block's place and nothing of its content; rounds pass between ranks, and count as
-private.
+The weights of a sharded model are distributed over all ranks. A rank that needs a block needs the
+other ranks to send their shards. However, the number of model calls on a rank depends on its
+records. It depends on the number of micro-batches, on the clipper's checks of the first ones, and
+on the length of generated texts. If ranks had to run in lockstep, they would wait forever when one
+of them takes another path. Therefore each rank requests what it needs next, all ranks receive all
+requests, and all of them send the requested data. A rank that is done serves the others until all
+are done. A request contains the position of a block and nothing about its content. Rounds of
+requests pass between ranks and count as private.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,24 +33,26 @@ from torch import Tensor, nn
 from dpft.parallel.ranks import RankLost, Ranks
 
 TURN = 2**22
-"""Numbers that a rank finishes between two exchanges, or the one stretch that has more."""
+"""Maximum number of elements that a rank finishes between two exchanges; a single segment may be
+larger."""
 
 STRETCH = 2**20
-"""Numbers that a large gradient is cut into, so that each rank owns about as many."""
+"""Length of the segments of a large gradient, chosen so that ranks own about equally
+many elements."""
 
 Finish = Callable[[Sequence[tuple[int, Tensor]]], None]
-"""Changes stretches of the sum in place, each given its place among all of them."""
+"""Function that changes segments of the sum in place; each segment is passed with its position."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of one block of a parameter's sum.
+    """A segment of one block of a parameter's sum.
 
     Attributes:
-        place: Of the parameter among all of the model's.
-        block: Which block of the flattened parameter.
-        offset: Where in the block the stretch begins.
-        block_length: How many numbers the block has.
+        place: Position of the parameter among all parameters of the model.
+        block: Number of the block in the flattened parameter.
+        offset: Position in the block at which the segment begins.
+        block_length: Number of elements in the block.
     """
 
     place: int
@@ -58,25 +62,26 @@ class Piece:
 
 
 FinishPieces = Callable[[Sequence[tuple[Piece, Tensor]]], None]
-"""Changes pieces of sums in place, float64 where several ranks' were added up."""
+"""Function that changes pieces of sums in place; float64 if several ranks were added up."""
 
 
 class StepSums(Protocol):
-    """Where a step's clipped sums are, this rank's own, and how they become all ranks'."""
+    """Interface to a rank's clipped sums of a step, which can be reduced over all ranks."""
 
     def reduce_sums(self, block: int, finish: FinishPieces) -> None:
-        """Add up all ranks' sums, lets each piece be finished once, and leaves it in ``grad``.
+        """Add up the sums of all ranks, let each piece be finished once, and leave it in ``grad``.
 
         Args:
-            block: Numbers of a flattened parameter that no piece reaches across.
-            finish: Given each piece once, by one rank; several at a time.
+            block: Number of elements in a block of a flattened parameter; no piece crosses a block
+                boundary.
+            finish: Receives each piece once, on one rank, several pieces per call.
         """
 
 
 def pieces_between(
     place: int, start: int, end: int, *, total: int, block: int
 ) -> Iterator[tuple[int, int, Piece]]:
-    """Yield where each piece of a stretch of a flattened parameter begins and ends, and the piece.
+    """Yield the start and end of each piece of a segment of a flattened parameter, and the piece.
 
     >>> [(a, b, p.block, p.offset) for a, b, p in pieces_between(0, 3, 9, total=10, block=4)]
     [(3, 4, 0, 3), (4, 8, 1, 0), (8, 9, 2, 0)]
@@ -95,15 +100,19 @@ def finish_sums(
     ranks: Ranks,
     owned: Sequence[list[int]] | None = None,
 ) -> None:
-    """Make each stretch the finished sum of all ranks' stretches, the same bits on each rank.
+    """Replace each segment with the finished sum over all ranks, bit-identical on each rank.
 
     Args:
-        stretches: Of this rank's gradients, 1-D, of one dtype; to be written to. Every rank has the
-            same shapes in the same order.
-        finish: Given a stretch by its owner alone, its sum in float64; alone, the stretch itself.
-        ranks: Whose sums are added.
-        owned: Places of the stretches that each rank owns and, of all ranks, gets; None: all ranks
-            get all of them.
+        stretches: Segments of this rank's gradients, 1-D, of one dtype; they are overwritten. The
+            shapes and their order are the same on every rank.
+        finish: Called by the owner of each segment with its sum in float64; in a run with one
+            process, with the segment itself.
+        ranks: The ranks to add up.
+        owned: Positions of the segments that each rank owns; only the owner receives the sum. None:
+            every rank receives all sums.
+
+    Raises:
+        ValueError: The segments have several dtypes.
     """
     if ranks.size == 1:
         lengths = [len(stretch) for stretch in stretches]
@@ -120,7 +129,7 @@ def finish_sums(
 
 
 def owned_places(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Return the places of the stretches that each rank finishes, about as many numbers each.
+    """Return the positions of the segments that each rank finishes, with about equal sizes.
 
     >>> owned_places([4, 1, 3, 2], 2)
     [[0, 1], [2, 3]]
@@ -134,7 +143,7 @@ def owned_places(lengths: Sequence[int], size: int) -> list[list[int]]:
 
 
 def _turns(lengths: Sequence[int], owned: Sequence[list[int]]) -> Iterator[list[list[int]]]:
-    """Yield what each rank finishes in one exchange: places, of about ``TURN`` numbers."""
+    """Yield the positions that each rank finishes in one exchange, of about ``TURN`` elements."""
     waiting = [list(reversed(places)) for places in owned]
     while any(waiting):
         turn = []
@@ -156,7 +165,7 @@ def _finish_turn(
     *,
     shared: bool,
 ) -> None:
-    """Send each owner its stretches, finish this rank's, and share the sums if ``shared``."""
+    """Send each owner its segments, finish this rank's, and share the sums if ``shared``."""
     longest = max(sum(len(stretches[place]) for place in places) for places in turn)
     if not longest:
         return
@@ -182,7 +191,7 @@ def _finish_turn(
 def _parts(
     row: Tensor, stretches: Sequence[Tensor], places: Sequence[int]
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield each place, and the part of a row that is its stretch's, one after the other."""
+    """Yield each position with the part of a row that contains its segment, one after the other."""
     start = 0
     for place in places:
         end = start + len(stretches[place])
@@ -191,37 +200,39 @@ def _parts(
 
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""Under its present name; torch before 2.13 has the second one alone."""
+"""The function under its current name; torch before 2.13 has only ``all_gather_into_tensor``."""
 
 DONE = -1
-"""The wish of a rank that needs nothing more."""
+"""The request of a rank that needs nothing more."""
 
 Sender = Callable[[], Tensor]
-"""Returns what this rank sends whoever wishes for it, 1-D, as long on every rank."""
+"""Function that returns this rank's data for every rank that requests it, 1-D, equally long on all
+ranks."""
 
 Receiver = Callable[[Sequence[Tensor]], None]
-"""Takes what ranks sent this one, 1-D each, float32."""
+"""Function that takes the data that ranks sent to this rank, 1-D each, float32."""
 
 
 class Rounds:
-    """The wishes of the ranks that hold one model's shards together.
+    """The requests of the ranks that together hold the shards of one model.
 
     Guarantees:
-        What each rank gets, and in which order, follows from the ranks' own sequences of wishes,
-        not from who is faster. A rank that fails inside ``serving_other_ranks`` serves the others
-        until they are done, and raises then; one that fails amid a round ends at once.
+        The data that each rank receives, and their order, follow from the ranks' own sequences of
+        requests, not from their speed. A rank that fails inside ``serving_other_ranks`` serves the
+        others until they are done, and then raises. A rank that fails during a round ends
+        immediately.
     """
 
     def __init__(
         self, ranks: Ranks, group: dist.ProcessGroup, words: dist.ProcessGroup, device: torch.device
     ) -> None:
-        """Join the ranks of two process groups of the same ranks.
+        """Join the ranks of two process groups with the same ranks.
 
         Args:
-            ranks: All of the run, which count the traffic.
-            group: Through which weights and sums pass.
-            words: Through which wishes pass, in the processor's memory.
-            device: What the ranks compute on.
+            ranks: All ranks of the run, which count the traffic.
+            group: Process group for weights and sums.
+            words: Process group for requests, in CPU memory.
+            device: The device that the ranks compute on.
         """
         self._ranks, self._group, self._words = ranks, group, words
         self.place, self.size = dist.get_rank(group), dist.get_world_size(group)
@@ -230,46 +241,47 @@ class Rounds:
         self._like = torch.empty(0, device=device)
 
     def offer(self, sender: Sender) -> int:
-        """Return the number by which every rank may wish for what all of them send.
+        """Return the number with which every rank may request what all of them send.
 
-        It is the same on each, since all offer the same things in the same order.
+        The number is the same on each rank, because all ranks make the same offers in the same
+        order.
         """
         self._senders.append(sender)
         return len(self._senders) - 1
 
     def gather(self, number: int, output: Tensor, values: Tensor) -> None:
-        """Fill ``output`` with what every rank sends of an offer, in the order of places.
+        """Fill ``output`` with the data that every rank sends for an offer, in the order of ranks.
 
         Args:
-            number: Of the offer.
+            number: Number of the offer.
             output: 1-D, ``size`` times as long as ``values``.
-            values: What this rank sends, which may lie inside ``output``.
+            values: Data that this rank sends, which may be inside ``output``.
         """
         self._carry_out(self._heard(number), number, output, values)
 
     def accept(self, length: int, receiver: Receiver) -> int:
-        """Return the number by which every rank may push to all; as ``offer``.
+        """Return the number with which every rank may push to all ranks; see ``offer``.
 
         Args:
-            length: Numbers of float32 that each other one sends this rank.
-            receiver: Takes what was sent to this rank, in the order of places.
+            length: Number of float32 elements that each other rank sends to this rank.
+            receiver: Takes the data that were sent to this rank, in the order of ranks.
         """
         self._receivers[len(self._senders)] = (length, receiver)
         return self.offer(lambda: torch.empty(0))
 
     def push(self, number: int, parts: Sequence[Tensor]) -> None:
-        """Send each rank its part, 1-D, of what all accept under a number."""
+        """Send each rank its part, 1-D, of the data that all ranks accept under a number."""
         self._carry_out(self._heard(number), number, None, parts)
 
     @contextmanager
     def serving_other_ranks(self) -> Iterator[None]:
-        """Let ranks run the model as often as each likes; ends when all have come to its end.
+        """Let each rank run the model any number of times; end when all ranks have reached the end.
 
-        An interrupted rank leaves at once: it may be amid a round.
+        An interrupted rank leaves immediately, because it may be in the middle of a round.
 
         Raises:
-            RankLost: A rank has ended, or failed amid a round, where the others wait for it: it
-                ends too, so that they learn of it.
+            RankLost: A rank has ended, or failed during a round while the others wait for it. The
+                failing rank ends too, so that the others notice.
         """
         try:
             yield
@@ -281,12 +293,12 @@ class Rounds:
         self._serve()
 
     def _serve(self) -> None:
-        """Send what the others wish for until nobody wishes for anything."""
+        """Send what the other ranks request until all of them are done."""
         while set(wishes := self._heard(DONE)) != {DONE}:
             self._carry_out(wishes, DONE, None, None)
 
     def _heard(self, wish: int) -> list[int]:
-        """Return every rank's wish, once all ranks have one."""
+        """Return the requests of all ranks, once every rank has made one."""
         received = torch.empty(self.size, dtype=torch.int64)
         sent = torch.tensor([wish])
         self._ranks.call("wish", lambda: _all_gather(received, sent, group=self._words), sent)
@@ -300,16 +312,17 @@ class Rounds:
         output: Tensor | None,
         outgoing: Tensor | Sequence[Tensor] | None,
     ) -> None:
-        """Pass on what each rank wishes for, the lowest number first.
+        """Transfer what each rank requests, the lowest number first.
 
         Args:
-            wishes: Of all ranks, in the order of places.
-            mine: This rank's wish.
-            output: Receives what is gathered, if this rank wishes to gather.
-            outgoing: What this rank sends for its wish: its values to gather, or parts to push.
+            wishes: Requests of all ranks, in the order of ranks.
+            mine: Request of this rank.
+            output: Receives the gathered data, if this rank requests to gather.
+            outgoing: Data that this rank sends for its request: its values to gather, or parts to
+                push.
 
         Raises:
-            RankLost: This rank failed, or another is gone.
+            RankLost: This rank failed, or another rank is gone.
         """
         try:
             for number in sorted(set(wishes) - {DONE}):
@@ -331,7 +344,7 @@ class Rounds:
             raise RankLost from error
 
     def _send(self, sent: Tensor, wanted: Sequence[bool], output: Tensor | None) -> None:
-        """Send the same values to all ranks that want them; the others receive nothing."""
+        """Send the same values to all ranks that request them; the others receive nothing."""
         if all(wanted):
             assert output is not None
             gather = partial(_all_gather, output, sent, group=self._group)
@@ -347,7 +360,7 @@ class Rounds:
     def _pass_on(
         self, number: int, pushing: Sequence[bool], parts: Sequence[Tensor] | None
     ) -> None:
-        """Hand each rank's part to the rank that accepts it."""
+        """Deliver each rank's part to the rank that accepts it."""
         length, receiver = self._receivers[number]
         counts = [length * is_pushing for is_pushing in pushing]
         if parts is None:
@@ -379,14 +392,14 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Cut:
-    """How one parameter is cut: shard k has the rows from ``k * ceil(rows / shards)`` on."""
+    """How one parameter is sharded: shard k begins at row ``k * ceil(rows / shards)``."""
 
     shape: tuple[int, ...]
     shards: int
 
     @property
     def size(self) -> int:
-        """How many numbers the parameter has."""
+        """Number of elements of the parameter."""
         return self._row * self.shape[0]
 
     @property
@@ -397,7 +410,7 @@ class Cut:
         return size
 
     def stretch(self, shard: int) -> tuple[int, int]:
-        """Return where a shard begins and ends in the flattened parameter.
+        """Return the start and end of a shard in the flattened parameter.
 
         >>> [Cut((5, 2), 3).stretch(shard) for shard in range(3)]
         [(0, 4), (4, 8), (8, 10)]
@@ -408,7 +421,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class _PieceSpan:
-    """A piece of a parameter's sum, and where it lies in the flattened parameter."""
+    """A piece of a parameter's sum, with its position in the flattened parameter."""
 
     name: str
     start: int
@@ -417,13 +430,14 @@ class _PieceSpan:
 
 
 class PushedSums:
-    """Sums of which each rank holds its shard alone, in float64: ``parallel.accumulate=sharded``.
+    """Sums of which each rank holds only its shard, in float64: ``parallel.accumulate=sharded``.
 
-    Parts go to the shards' owners as soon as they are there, so that no whole gradient is kept.
+    Parts are sent to the owners of the shards as soon as they are computed, so that no whole
+    gradient is kept.
     """
 
     def __init__(self, cuts: Mapping[str, Cut], rounds: Rounds, device: torch.device) -> None:
-        """Begins with nothing."""
+        """Start with empty sums."""
         self._cuts, self._rounds, self._device = cuts, rounds, device
         self._held: dict[str, Tensor] = {}
         self._numbers = {
@@ -432,26 +446,26 @@ class PushedSums:
         }
 
     def add(self, name: str, total: Tensor | None, part: Tensor) -> None:
-        """Send each shard of a part to its owner, who adds it to its own."""
+        """Send each shard of a part to its owner, which adds it to its sum."""
         flat, cut = part.reshape(-1), self._cuts[name]
         self._rounds.push(
             self._numbers[name], [flat[slice(*cut.stretch(shard))] for shard in range(cut.shards)]
         )
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing, because no part is buffered."""
 
     def clear(self) -> None:
-        """Forget all sums."""
+        """Drop all sums."""
         self._held.clear()
 
     def taken(self, name: str) -> Tensor:
-        """Return this rank's shard of a sum, flat and in float64, and forget it."""
+        """Return this rank's shard of a sum, flat and in float64, and drop it."""
         held = self._held.pop(name, None)
         return self._zeros(name) if held is None else held
 
     def _take(self, name: str, parts: Sequence[Tensor]) -> None:
-        """Add what each rank sent of this rank's shard, in the order of places."""
+        """Add the parts of this rank's shard that each rank sent, in the order of ranks."""
         held = self._held.setdefault(name, self._zeros(name))
         for part in parts:
             held += part.to(held.device)
@@ -462,14 +476,14 @@ class PushedSums:
 
 
 class WholeShardedSums:
-    """Sums that each rank keeps whole, in ``grad`` of what bears the parameters' names."""
+    """Sums that each rank keeps whole, in ``grad`` of the unsharded parameters."""
 
     def __init__(self, unsharded: Mapping[str, nn.Parameter], cuts: Mapping[str, Cut]) -> None:
-        """Take all the model's parameters."""
+        """Store all parameters of the model."""
         self._unsharded, self._cuts = unsharded, cuts
 
     def taken(self, name: str) -> Tensor:
-        """Return this rank's own sum of a whole parameter, flat, and forget it."""
+        """Return this rank's own sum of a whole parameter, flat, and drop it."""
         parameter = self._unsharded[name]
         held, parameter.grad = parameter.grad, None
         if held is None:
@@ -483,7 +497,8 @@ def stretches_of(
 ) -> list[list[_PieceSpan]]:
     """Return the pieces of a shard of all parameters that the rank of each row finishes.
 
-    Each row has the whole model, so that each of the ranks with one shard finishes a part of it.
+    Each row holds the whole model. The ranks with the same shard therefore divide its pieces among
+    themselves.
     """
     spans = [(name, *cut.stretch(shard)) for name, cut in cuts.items()]
     total = sum(end - start for _, start, end in spans)
@@ -507,7 +522,7 @@ def stretches_of(
 def owned_stretches(
     cuts: Mapping[str, Cut], places: Mapping[str, int], shards: int, rows: int, block: int
 ) -> tuple[list[_PieceSpan], list[list[int]]]:
-    """Return the pieces of all shards, and the places of those that each rank finishes."""
+    """Return the pieces of all shards, and the positions of those that each rank finishes."""
     stretches: list[_PieceSpan] = []
     owned: list[list[int]] = [[] for _ in range(rows * shards)]
     for column in range(shards):
@@ -533,14 +548,14 @@ def finish_whole(
     """Yield this rank's shard of each finished sum, flat.
 
     Args:
-        sums: This rank's own.
-        cuts: Of what trains.
-        places: Of these among all parameters.
-        block: As ``StepSums.reduce_sums``.
-        finish: As ``StepSums.reduce_sums``.
-        ranks: All of the run; that of row i and shard k is number ``i * shards + k``.
-        twins: The ranks with this shard, one of each row.
-        shard: This rank's.
+        sums: The sums of this rank.
+        cuts: How the trainable parameters are sharded.
+        places: Positions of these parameters among all parameters.
+        block: See ``StepSums.reduce_sums``.
+        finish: See ``StepSums.reduce_sums``.
+        ranks: All ranks of the run; the rank in row i with shard k has number ``i * shards + k``.
+        twins: The ranks with this shard, one in each row.
+        shard: Number of this rank's shard.
     """
     shards = ranks.size // twins.size
     flat = {name: sums.taken(name) for name in cuts}
@@ -570,7 +585,7 @@ def finish_pushed(
     twins: Ranks,
     shard: int,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield this rank's shard of each finished sum; as ``finish_whole``, of pushed sums."""
+    """Yield this rank's shard of each finished sum; like ``finish_whole``, for pushed sums."""
     held = {name: sums.taken(name) for name in cuts}
     (mine,) = stretches_of(cuts, places, shard, 1, block)
     starts = {name: cut.stretch(shard)[0] for name, cut in cuts.items()}
@@ -584,7 +599,7 @@ def finish_pushed(
 
 
 def _exchange(parts: Mapping[str, Tensor], twins: Ranks) -> None:
-    """Give each of the ranks with one shard the parts of it that the others have finished."""
+    """Give each rank with this shard the parts of the shard that the other ranks have finished."""
     flat = torch.cat(list(parts.values()))
     length = -(-len(flat) // twins.size)
     padded = flat.new_zeros(length)

@@ -1,13 +1,13 @@
 """The processes of a run (ranks): broadcast, gather, agree on errors, run work on rank 0.
 
-Every rank runs the same functions, in the same order. What rank 0 alone does, such as writing a
-file, is said where it happens: by ``Ranks.on_rank_0``, which gives its error to all ranks, so that
-none of them waits for one that failed. In a run of one process, which has one rank, every method
-here returns at once. What passes between ranks is as private as a run's private/ folder: it holds
-keys, the places of drawn records and sums without noise.
+Every rank runs the same functions in the same order. Work that only rank 0 does, such as writing a
+file, is marked in the code by ``Ranks.on_rank_0``. This method passes an error on rank 0 to all
+ranks, so that no rank waits for one that failed. In a run with one process, every method here
+returns immediately. Data that pass between ranks are as private as the private/ folder of a run.
+They contain keys, indices of drawn records and sums without noise.
 
 A ``RankGrid`` arranges the ranks of a sharded model in rows, each of which holds the whole model. A
-``RankShare`` is one rank's part of work that is divided into pieces which every rank knows.
+``RankShare`` is one rank's share of work that is divided into pieces known to every rank.
 """
 
 import heapq
@@ -28,13 +28,13 @@ from dpft.errors import DpftError, SaidElsewhere
 from dpft.parallel.parallel_config import described
 
 LENGTH_OF_PIECE = 2**26
-"""Bytes that are broadcast at once."""
+"""Maximum number of bytes in one broadcast."""
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
 class RankLost(DpftError):
-    """Another process of the run has ended, or cannot be reached: each one that is left says so."""
+    """Error for the other processes after a process of the run ended or became unreachable."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -44,18 +44,18 @@ class RankLost(DpftError):
 
 @dataclass
 class Traffic:
-    """What a rank has sent to others so far."""
+    """Counts of the data that a rank has sent to others so far."""
 
     collectives: Counter[str] = field(default_factory=Counter)
-    """How often each kind of operation was called."""
+    """Number of calls of each kind of operation."""
     sent_bytes: int = 0
-    """Bytes handed to them, whatever way the network takes."""
+    """Number of bytes passed to these operations, regardless of their path through the network."""
 
 
 class Ranks:
-    """This process's place among those of a run, and what it may say to the others.
+    """This process's rank in a run, and its communication with the other ranks.
 
-    Every method but the properties is collective: each rank calls it, in the same order.
+    Every method except the properties is collective: each rank calls it, in the same order.
     """
 
     def __init__(
@@ -67,36 +67,38 @@ class Ranks:
         on_one_node: bool = True,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Take a place; with ``size`` above 1 torch's process group must stand.
+        """Store the rank; if ``size`` is above 1, torch's process group must exist.
 
         Args:
-            rank: Place of this process, from 0.
-            size: How many there are.
-            local_rank: Place among those of its machine, which is the number of its device.
-            on_one_node: Whether all of them are on one machine.
-            group: Torch's, of some of the run's processes; None: of all.
+            rank: Rank of this process, from 0.
+            size: Number of ranks.
+            local_rank: Rank among the processes of its machine, which is the number of its device.
+            on_one_node: Whether all ranks are on one machine.
+            group: Process group of some of the run's processes; None for all processes.
         """
         self.rank, self.size = rank, size
         self.local_rank, self.on_one_node = local_rank, on_one_node
         self._group = group
         self.serving_other_ranks: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Lets each rank run a sharded model inside ``failing_together`` as often as it likes."""
+        """Context that lets each rank run a sharded model any number of times in
+        ``failing_together``."""
         self.traffic = Traffic()
 
     @property
     def is_rank_0(self) -> bool:
-        """Whether this rank is the one that draws, writes and speaks."""
+        """Whether this rank is the one that draws samples, writes files and prints messages."""
         return self.rank == 0
 
     @property
     def described(self) -> dict[str, Any]:
-        """What reports and journals say of the run's processes, ready for JSON."""
+        """Description of the run's processes for reports and journals, as values for JSON."""
         return described(self.size, on_one_node=self.on_one_node)
 
     def broadcast(self, content: bytes = b"") -> bytes:
-        """Return the first rank's content; what the others give is not read.
+        """Return the content of rank 0; the content of the other ranks is ignored.
 
-        It travels as bytes, in the clear: never pickled, never by a file.
+        The content is sent as bytes without encryption. It is never pickled and never sent through
+        a file.
         """
         if self.size == 1:
             return content
@@ -109,7 +111,7 @@ class Ranks:
         return numbers.numpy().tobytes()
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
-        """Give every rank's tensors, of the same shapes in the same order, the first's values."""
+        """Copy the values of rank 0's tensors to every rank; shapes and order must be the same."""
         if self.size == 1:
             return
         for tensor in tensors:
@@ -119,7 +121,7 @@ class Ranks:
                 tensor.detach().copy_(values)
 
     def everyones(self, content: bytes) -> list[bytes]:
-        """Return the content that each rank gives, in the order of ranks."""
+        """Return the content that each rank passes, in the order of ranks."""
         if self.size == 1:
             return [content]
         lengths = [int(length) for length in self.all_gather(torch.tensor([len(content)]))]
@@ -132,7 +134,7 @@ class Ranks:
         ]
 
     def all_gather(self, values: Tensor) -> list[Tensor]:
-        """Return each rank's values, of one shape, in the order of ranks."""
+        """Return the values of each rank, of one shape, in the order of ranks."""
         if self.size == 1:
             return [values]
         gathered = [torch.empty_like(values) for _ in range(self.size)]
@@ -142,7 +144,7 @@ class Ranks:
         return gathered
 
     def all_to_all(self, rows: Tensor) -> Tensor:
-        """Return the row that each rank has for this one; shape (size, n), like ``rows``."""
+        """Return the row that each rank has for this rank; shape (size, n), like ``rows``."""
         if self.size == 1:
             return rows
         received = torch.empty_like(rows)
@@ -152,13 +154,13 @@ class Ranks:
         return received
 
     def total(self, values: Tensor) -> Tensor:
-        """Add up every rank's values, in place; for a few numbers, not for gradients."""
+        """Add up the values of all ranks in place; for a few numbers, not for gradients."""
         if self.size > 1:
             self.call("all_reduce", lambda: dist.all_reduce(values), values)
         return values
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Return of each flag whether it is set on some rank."""
+        """Return for each flag whether it is set on any rank."""
         if self.size == 1:
             return flags
         values = torch.tensor(flags, dtype=torch.uint8)
@@ -168,9 +170,10 @@ class Ranks:
     def on_rank_0(
         self, work: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
     ) -> Result | None:
-        """Call a function on rank 0 alone; return what it returns there, and None elsewhere.
+        """Call a function only on rank 0; return its result there, and None on the other ranks.
 
-        The others wait until it has returned, and serve it where it runs a model in shards.
+        The other ranks wait until the function has returned. They serve rank 0 if it runs a sharded
+        model.
 
         Raises:
             SaidElsewhere: The function raised on rank 0, which raises the error itself.
@@ -181,9 +184,10 @@ class Ranks:
     def broadcast_from_rank_0(
         self, work: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
     ) -> Result:
-        """Call a function on rank 0, as ``on_rank_0`` does, and return its result on every rank.
+        """Call a function on rank 0, like ``on_rank_0``, and return its result on every rank.
 
-        The result travels as JSON: if there are several ranks, each gets it as JSON has it.
+        The result is sent as JSON. With several ranks, each rank receives the value that JSON
+        represents.
         """
         result: Any = self.on_rank_0(work, *args, **kwargs)
         if self.size > 1:
@@ -192,13 +196,13 @@ class Ranks:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Let the ranks go on past the block together, or none of them.
+        """Let all ranks continue after the block, or none of them.
 
-        Nothing inside the block may be collective, except for what ``serving_other_ranks`` serves.
-        Rank 0 reports the error of the lowest rank that failed.
+        No operation inside the block may be collective, except those that ``serving_other_ranks``
+        serves. Rank 0 reports the error of the lowest rank that failed.
 
         Raises:
-            SaidElsewhere: Another rank failed, or this one did, and the first says why.
+            SaidElsewhere: Any rank failed, and rank 0 reports the error.
         """
         if self.size == 1:
             with self.serving_other_ranks():
@@ -214,7 +218,7 @@ class Ranks:
                 self.any(True)
                 failed, failure = self._lowest_failure(error)
             except RankLost:
-                raise error from None  # What happened here says more.
+                raise error from None  # This rank's error is more informative.
             if not isinstance(error, DpftError) or (self.is_rank_0 and failed == self.rank):
                 raise
             raise failure from None
@@ -225,8 +229,8 @@ class Ranks:
         """Return the lowest rank that failed, and its error.
 
         Args:
-            error: This rank's error, of which the others learn only a sentence for users; None if
-                this rank did not fail.
+            error: The error of this rank, of which the other ranks receive only a message for
+                users; None if this rank did not fail.
         """
         failure = None
         if error is not None:
@@ -239,7 +243,7 @@ class Ranks:
         return failed, SaidElsewhere(kind, code, sentence if self.is_rank_0 else None)
 
     def call(self, kind: str, collective: Callable[[], object], sent: Tensor) -> None:
-        """Carry an operation out and counts it.
+        """Execute an operation and count its traffic.
 
         Raises:
             RankLost: Another process has ended, or the network is gone.
@@ -253,11 +257,11 @@ class Ranks:
 
 
 ALONE = Ranks()
-"""The one rank of a run of one process."""
+"""The only rank of a run with one process."""
 
 
 def broadcast_numbers(numbers: Sequence[int], ranks: Ranks) -> list[int]:
-    """Return the first rank's numbers on every rank; those of the others are not read."""
+    """Return the numbers of rank 0 on every rank; those of the others are ignored."""
     if ranks.size == 1:
         return list(numbers)
     sent = torch.tensor(numbers, dtype=torch.int64).numpy().tobytes()
@@ -268,47 +272,47 @@ def broadcast_numbers(numbers: Sequence[int], ranks: Ranks) -> list[int]:
 
 
 REPLICAS, SHARDS = "replicas", "shards"
-"""The mesh's dimensions."""
+"""The dimensions of the mesh."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankGrid:
-    """The ranks in rows: each row holds the whole model, and each rank of it one shard."""
+    """The ranks in rows: each row holds the whole model, and each rank of a row holds one shard."""
 
     mesh: DeviceMesh
-    """(replicas, shards)."""
+    """Device mesh with the dimensions (replicas, shards)."""
     words: dist.ProcessGroup
-    """The ranks of this row, through the processor's memory."""
+    """Process group of the ranks in this row, through CPU memory."""
     device: torch.device
-    """What this rank computes on."""
+    """The device that this rank computes on."""
 
     @property
     def shard_size(self) -> int:
-        """Into how many shards the model is cut."""
+        """Number of shards that the model is split into."""
         return self.mesh.size(1)
 
     @property
     def replicas(self) -> int:
-        """How many times there is the whole model."""
+        """Number of copies of the whole model."""
         return self.mesh.size(0)
 
     @property
     def place(self) -> tuple[int, int]:
-        """Row of this rank, and the place of its shard."""
+        """Row of this rank, and number of its shard."""
         row, column = self.mesh.get_coordinate() or (0, 0)
         return row, column
 
 
 def make_grid(ranks: Ranks, shard_size: int | None, device: torch.device) -> RankGrid:
-    """Arranges the ranks; every rank calls it.
+    """Arrange the ranks in a grid; every rank calls this function.
 
     Args:
-        ranks: All of the run.
-        shard_size: Into how many shards to cut the model; None: one for each rank.
-        device: What the ranks compute on.
+        ranks: All ranks of the run.
+        shard_size: Number of shards of the model; None for one shard per rank.
+        device: The device that the ranks compute on.
 
     Raises:
-        ValueError: The ranks do not make whole rows.
+        ValueError: The ranks do not form whole rows.
     """
     size = ranks.size if shard_size is None else shard_size
     if ranks.size % size:
@@ -334,13 +338,14 @@ class RankShare:
     size: int = 1
 
     def of(self, weights: Sequence[int]) -> list[int]:
-        """Return the places of this rank's pieces, ascending.
+        """Return the positions of this rank's pieces, in ascending order.
 
-        The heaviest are dealt first, each to the rank that has least: shares differ by no more
-        than the heaviest piece, and every rank comes to the same shares by itself.
+        Pieces are assigned in descending order of weight, each to the rank with the smallest load.
+        Shares differ by at most the heaviest piece, and every rank computes the same shares
+        independently.
 
         Args:
-            weights: What each piece is to do, at least 0.
+            weights: Amount of work of each piece, at least 0.
         """
         if self.size == 1:
             return list(range(len(weights)))
@@ -355,20 +360,20 @@ class RankShare:
 
 
 EVERYTHING = RankShare()
-"""Of a run of one process."""
+"""The share of a run with one process."""
 
 
 def in_turn(count: int, ranks: Ranks) -> range:
-    """Return the places, of so many, that are this rank's where they are dealt one by one."""
+    """Return this rank's positions if ``count`` positions are dealt one by one to the ranks."""
     return range(ranks.rank, count, ranks.size)
 
 
 def put_together(answers: Sequence[Any], ranks: Ranks) -> list[Any]:
-    """Return all ranks' answers to the places that ``in_turn`` dealt them, in order of places.
+    """Return the answers of all ranks to the positions from ``in_turn``, in order of positions.
 
     Args:
-        answers: This rank's, ready for JSON, one for each of its places.
-        ranks: Who answers.
+        answers: The answers of this rank, as values for JSON, one for each of its positions.
+        ranks: The ranks that answer.
     """
     if ranks.size == 1:
         return list(answers)

@@ -1,8 +1,8 @@
-"""Decide how a model is sharded: its blocks, and the rows of each parameter on this rank.
+"""Decisions about sharding a model: its blocks, and the rows of each parameter on this rank.
 
-``local``, ``whole`` and their kin read a tensor that may be cut into shards; ``repeated_blocks``
-finds the layers of one kind that follow each other, which shards are made of; ``fill`` gives shards
-their values.
+``local``, ``whole`` and related functions read a tensor that may be sharded. ``repeated_blocks``
+finds the consecutive layers of one class that are sharded as blocks. ``fill`` gives shards their
+values.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,17 +15,17 @@ from dpft.errors import InputError
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this process's shard of a tensor, or the tensor where it is whole; no copy."""
+    """Return this process's shard of a tensor, or the tensor itself if it is whole; no copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def is_cut(tensor: Tensor) -> bool:
-    """Return whether a tensor is cut into shards, of which one lies here."""
+    """Return whether a tensor is sharded, so that this process has only one shard."""
     return isinstance(tensor, DTensor)
 
 
 def rows_here(tensor: Tensor) -> tuple[int, int] | None:
-    """Return from and up to which row a tensor lies here; None: it is whole."""
+    """Return the first and the end row of a tensor's shard on this rank; None if it is whole."""
     if not isinstance(tensor, DTensor):
         return None
     mesh = tensor.device_mesh
@@ -37,9 +37,10 @@ def rows_here(tensor: Tensor) -> tuple[int, int] | None:
 
 
 def from_rows(parameter: Tensor, rows: Tensor) -> Tensor:
-    """Return this process's rows of a tensor of a parameter's shape, cut as the parameter is.
+    """Return this process's rows as a shard of a tensor with the shape and sharding of a parameter.
 
-    Nothing passes between processes. Rows for a parameter that is whole are returned as they are.
+    No data is exchanged between processes. If the parameter is whole, the rows are returned
+    unchanged.
     """
     if not isinstance(parameter, DTensor):
         return rows
@@ -54,15 +55,15 @@ def from_rows(parameter: Tensor, rows: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor that is cut into shards; collective, on every rank that has one.
+    """Return the whole of a sharded tensor; collective on every rank that has a shard.
 
-    One that is whole is returned as it is.
+    A tensor that is not sharded is returned unchanged.
     """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def cut_like(parameter: Tensor, values: Tensor) -> Tensor:
-    """Return values of a parameter's shape, the same on every rank, cut as the parameter is."""
+    """Shard values like a parameter; they have its shape and are the same on every rank."""
     if not isinstance(parameter, DTensor):
         return values
     mesh, placements = parameter.device_mesh, parameter.placements
@@ -70,12 +71,12 @@ def cut_like(parameter: Tensor, values: Tensor) -> Tensor:
 
 
 ReadRows = Callable[[str, int, int], Tensor]
-"""From a parameter's name, and the rows from the one up to the other, to their values."""
+"""Function from a parameter's name, a first row and an end row to the values of these rows."""
 
 
 @torch.no_grad()
 def fill(model: nn.Module, read: ReadRows, device: torch.device) -> None:
-    """Give each shard on the meta device storage, and copy its rows into it."""
+    """Allocate storage for each shard on the meta device, and copy its rows into the shard."""
     filled: dict[nn.Parameter, nn.Parameter] = {}
     for name, parameter in model.named_parameters():
         if not parameter.is_meta:
@@ -92,7 +93,7 @@ def fill(model: nn.Module, read: ReadRows, device: torch.device) -> None:
 
 
 def blocks_apart(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the blocks whose parameters nothing else of the model holds."""
+    """Return the blocks that share no parameter with any other part of the model."""
     holders: dict[nn.Parameter, set[int]] = {}
     inside = {module: number for number, block in enumerate(blocks) for module in block.modules()}
     for module in model.modules():
@@ -107,10 +108,10 @@ def blocks_apart(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Modul
 
 
 def check_can_be_sharded(model: nn.Module) -> None:
-    """Reject what ``fully_shard`` cannot cut.
+    """Reject a model with parameters that ``fully_shard`` does not support.
 
     Raises:
-        InputError: Naming the parameter.
+        InputError: A parameter cannot be sharded; the message names the parameter.
     """
     for name, parameter in model.named_parameters():
         reason = None
@@ -131,9 +132,9 @@ def check_can_be_sharded(model: nn.Module) -> None:
 
 
 def block_lists(model: nn.Module) -> list[nn.ModuleList]:
-    """Return the outermost lists of modules of one class that hold parameters.
+    """Return the outermost lists of modules of one class that contain parameters.
 
-    A seq2seq model has two: the layers of its encoder, and those of its decoder.
+    A seq2seq model has two lists: the layers of its encoder and the layers of its decoder.
     """
     lists = [
         m
@@ -146,10 +147,10 @@ def block_lists(model: nn.Module) -> list[nn.ModuleList]:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the modules of a model's block lists, in the model's order."""
+    """Return the modules of a model's block lists, in the order of the model."""
     return [block for blocks in block_lists(model) for block in blocks]
 
 
 def size_of(parameters: Iterable[nn.Parameter]) -> int:
-    """Return how many numbers parameters have."""
+    """Return the total number of elements of parameters."""
     return sum(parameter.numel() for parameter in parameters)

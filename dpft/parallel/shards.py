@@ -1,12 +1,14 @@
-"""Shard a model with FSDP2: each rank stores a shard of each parameter; gather them to save it.
+"""Sharding of a model with FSDP2: each rank stores a shard of each parameter.
 
-Each block is a group of parameters that are gathered for its forward and backward pass and let go
-again; one root group holds the rest, and everything that several blocks share or is tied. FSDP
-reduces no gradient here: a layer that the clipper records forms none.
+Each block is a group of parameters that are gathered for its forward and backward pass and then
+released. One root group holds the rest, including all parameters that several blocks share or that
+are tied. FSDP does not reduce gradients here, because layers that the clipper records form no
+gradients.
 
-While a model is saved, its parameters are replaced by ones that have their shapes and no values,
-``Unread``; whoever writes one to a file, by ``contiguous``, gets its values then. So a writer that
-goes file by file, as ``save_pretrained`` does, holds one file's tensors and one group's.
+While a model is saved, its parameters are replaced by ``Unread`` tensors, which have their shapes
+but no values. Code that writes a parameter to a file calls ``contiguous`` and then receives the
+values. A writer that processes one file at a time, such as ``save_pretrained``, therefore holds
+only the tensors of one file and of one group.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -36,23 +38,23 @@ from dpft.parallel.sharding import ReadRows, blocks_apart, fill, from_rows, loca
 
 @dataclass(frozen=True)
 class UnshardedSums:
-    """A sharded model whose sums each rank keeps whole, whatever it does in training."""
+    """A sharded model whose sums each rank keeps whole, even if training keeps sharded sums."""
 
     unsharded: Mapping[str, nn.Parameter]
-    """As of ``ShardedModel``."""
+    """The unsharded parameters; see ``ShardedModel``."""
 
     def new_sums(self) -> None:
-        """Return nothing: ``grad`` of what is unsharded holds the sums."""
+        """Return None, because ``grad`` of the unsharded parameters holds the sums."""
         return
 
 
 class ShardedModel:
-    """A model whose parameters are shards, but while a part of it runs.
+    """A model whose parameters are sharded, except while a part of the model runs.
 
     Guarantees:
-        A parameter's shard is a stretch of its rows, in order: that of place k begins at row
-        ``k * ceil(rows / shards)``. What bears a parameter's name while its group is gathered is
-        the same tensor each time (``unsharded``).
+        A parameter's shard is a range of consecutive rows. Shard k begins at row ``k * ceil(rows /
+        shards)``. The tensor that has a parameter's name while its group is gathered is the same
+        object each time (``unsharded``).
     """
 
     def __init__(
@@ -66,19 +68,19 @@ class ShardedModel:
         offload: bool = False,
         read: ReadRows | None = None,
     ) -> None:
-        """Cuts a model that lies whole in this process's memory, in place.
+        """Shard a model in place that is whole in the memory of this process.
 
         Args:
-            model: As ``check_can_be_sharded`` wants it, the same on each rank; what trains requires
-                grad.
-            grid: Which rank gets which shard.
-            ranks: All of the run.
-            blocks: What is gathered one at a time; one that shares a parameter with the rest of
-                the model stays with the root.
-            accumulates_shards: Whether each micro-batch's sum goes to the shards at once, so that
-                no rank holds a whole one.
-            offload: Whether shards lie in the processor's memory.
-            read: Reads the shards of parameters that lie on the meta device.
+            model: A model that ``check_can_be_sharded`` accepts, the same on each rank; trainable
+                parameters require grad.
+            grid: The shard of each rank.
+            ranks: All ranks of the run.
+            blocks: Modules that are gathered one at a time; a block that shares a parameter with
+                the rest of the model stays in the root group.
+            accumulates_shards: Whether each micro-batch's sum is sent to the shards immediately, so
+                that no rank holds a whole sum.
+            offload: Whether shards are stored in CPU memory.
+            read: Reads the shards of parameters that are on the meta device.
         """
         self.model, self.grid, self.ranks = model, grid, ranks
         device = grid.device
@@ -91,41 +93,44 @@ class ShardedModel:
         fully_shard(model, mesh=mesh, reshard_after_forward=False, offload_policy=policy)
         if read is not None:
             fill(model, read, torch.device("cpu") if offload else device)
-        model._get_fsdp_state()._lazy_init()  # type: ignore[operator]  # else who runs first is root
+        # Without this call, the first module that runs would become the root.
+        model._get_fsdp_state()._lazy_init()  # type: ignore[operator]
         self._groups = [m for m in model.modules() if isinstance(m, FSDPModule)]
         for group in self._groups:
             group.set_requires_gradient_sync(False, recurse=False)
-            group.set_modules_to_backward_prefetch([group])  # itself: no second block is gathered
+            group.set_modules_to_backward_prefetch([group])  # Itself: gather no second block.
             if self.grid.shard_size > 1:
                 group.set_custom_all_gather(_Gathering(group, self.rounds))
-        # The root's parameters are gathered before a module that may use them runs: the model as a
-        # rule; who writes with a seq2seq model runs its encoder by itself.
+        # Gather the root's parameters before any module that may use them runs. This is usually the
+        # model, but generation with a seq2seq model calls its encoder directly.
         inside = {module for block in separate_blocks for module in block.modules()}
         for module in model.modules():
             if module not in inside:
                 module.register_forward_pre_hook(self._gather_root, prepend=True)
         self.unsharded = self._unsharded()
-        """What bears each parameter's name while its group is gathered, in the model's order."""
+        """The tensor that has each parameter's name while its group is gathered, in the model's
+        order."""
         cuts = {n: Cut(tuple(p.shape), grid.shard_size) for n, p in model.named_parameters()}
         self._cuts, self._shard = cuts, grid.place[1]
         self.sharding = sharding(
             grid.shard_size, grid.replicas, accumulates_shards=accumulates_shards, offload=offload
         )
-        """What each rank holds, in the words of reports and journals."""
+        """Description of what each rank holds, for reports and journals."""
         self.twins = Ranks(grid.place[0], grid.replicas, group=grid.mesh.get_group(REPLICAS))
-        """The ranks with the same shard as this one."""
+        """The ranks with the same shard as this rank."""
         self.twins.traffic = ranks.traffic
         where = torch.device("cpu") if offload else device
         self._pushed = PushedSums(cuts, self.rounds, where) if accumulates_shards else None
 
     def new_sums(self) -> PushedSums | None:
-        """Return what adds up micro-batches' sums; None where ``unsharded`` holds them whole."""
+        """Return the object that adds up micro-batch sums; None if ``unsharded`` holds the sums."""
         return self._pushed
 
     def group_of(self, name: str) -> dict[str, Tensor]:
-        """Return copies, on the CPU, of all parameters that are gathered with the one of a name.
+        """Return copies, on the CPU, of all parameters that are gathered with the named parameter.
 
-        The other ranks are to be inside ``serving_other_ranks``, or to ask for the same.
+        The other ranks must be inside ``serving_other_ranks``, or call this method for the same
+        group.
         """
         (group,) = [group for group, names in self._members.items() if name in names]
         group.unshard()
@@ -137,7 +142,7 @@ class ShardedModel:
         return values
 
     def take_gradients(self) -> None:
-        """Take the gradients of an ordinary backward pass, where no whole ones are to be kept."""
+        """Take the gradients of an ordinary backward pass, if sums are kept in shards."""
         if self._pushed is None:
             return
         for name, parameter in self.unsharded.items():
@@ -147,7 +152,7 @@ class ShardedModel:
 
     @contextmanager
     def serving_other_ranks(self) -> Iterator[None]:
-        """As the method of ``Rounds``; afterwards each rank holds its shards and nothing more."""
+        """See ``Rounds.serving_other_ranks``; afterwards each rank holds only its shards."""
         try:
             with self.rounds.serving_other_ranks():
                 yield
@@ -162,21 +167,24 @@ class ShardedModel:
             values = gradient.detach().double()
             moments.append(torch.stack((values.sum(), values.square().sum())))
         local_sums = torch.zeros(2, dtype=torch.float64)
-        for pair in torch.stack(moments).cpu():  # one look at the device
+        for pair in torch.stack(moments).cpu():  # one device synchronization
             local_sums += pair
         everyones = torch.stack(self.ranks.all_gather(local_sums)).t().tolist()
         sums, squares = (" ".join(value.hex() for value in column) for column in everyones)
         return {"sum": sums, "sum_of_squares": squares}
 
     def forget_sums(self) -> None:
-        """Drop what a step has added up that is not finished."""
+        """Drop the unfinished sums of a step."""
         for parameter in self.unsharded.values():
             parameter.grad = None
         if self._pushed is not None:
             self._pushed.clear()
 
     def reduce_sums(self, block: int, finish: FinishPieces) -> None:
-        """Leave each trainable parameter's shard of the finished sum, as ``StepSums`` does."""
+        """Leave the shard of the finished sum in ``grad`` of each trainable parameter.
+
+        See ``StepSums``.
+        """
         parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         numbers = {name: place for place, name in enumerate(self.unsharded)}
         cuts = {name: self._cuts[name] for name in parameters}
@@ -202,14 +210,15 @@ class ShardedModel:
             )
 
     def _gather_root(self, *_: object) -> None:
-        # Plainly: the clipper cuts, in a mode of its own, what reaches a model to few rows.
+        # Disable torch functions: a mode of the clipper cuts the model's inputs to a few rows.
         with torch._C.DisableTorchFunction():
             self.model.unshard()  # type: ignore[operator]
 
     def _unsharded(self) -> dict[str, nn.Parameter]:
-        """Return each parameter's unsharded tensor, made before anything is gathered.
+        """Return the unsharded tensor of each parameter, created before anything is gathered.
 
-        Its memory is freed again untouched: a rank that loads holds its shards and nothing more.
+        The memory of the tensors is freed again before it is used, so that a loading rank holds
+        only its shards.
         """
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         unsharded: dict[str, nn.Parameter] = {}
@@ -230,7 +239,7 @@ class ShardedModel:
 
 
 class _Gathering(AllGather):
-    """How one group's parameters come together: by a wish in a round."""
+    """Custom all-gather of one group's parameters, which makes a request in a round."""
 
     def __init__(self, group: FSDPModule, rounds: Rounds) -> None:
         self._group, self._rounds = group, rounds
@@ -252,11 +261,11 @@ class _Gathering(AllGather):
             self._rounds.gather(self._number, output_tensor, input_tensor)
 
     def _own(self) -> Tensor:
-        """Return this rank's shards of the group's parameters, as FSDP puts them together."""
+        """Return this rank's shards of the group's parameters, concatenated like FSDP does."""
         state = self._group._get_fsdp_state()
         group = state._fsdp_param_group
         assert group is not None
-        # Not ``all_gather_inputs``, which are refused while this rank has the group gathered.
+        # Do not use ``all_gather_inputs``: it fails while this rank has the group gathered.
         parts = [parameter._sharded_param_data for parameter in group.fsdp_params]
         if len({part.dtype for part in parts}) > 1:
             parts = [part.view(torch.uint8) for part in parts]
@@ -264,13 +273,16 @@ class _Gathering(AllGather):
 
 
 class Unread(Tensor):
-    """A parameter without values, which ``contiguous`` and its like read; a copy each time."""
+    """A stand-in for a parameter, without values.
 
-    _is_param = True  # What torch takes for a parameter.
+    ``contiguous`` and similar methods read the values and return a new copy each time.
+    """
+
+    _is_param = True  # Makes torch treat the tensor as a parameter.
     read: Callable[[], Tensor]
 
     def __new__(cls, like: Tensor, read: Callable[[], Tensor]) -> "Unread":
-        """Return a stand-in of a parameter's shape and type."""
+        """Return a stand-in with the shape and dtype of a parameter."""
         empty = torch.empty(like.shape, dtype=like.dtype, device="meta")
         stand_in = cast(Unread, empty.as_subclass(cls).requires_grad_(like.requires_grad))
         stand_in.read = read
@@ -284,7 +296,7 @@ class Unread(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Read where values are asked for; whatever else torch does sees no values."""
+        """Read the values if a function needs them; all other functions of torch see no values."""
         if func is Tensor.detach:
             return args[0]
         if func in READING and isinstance(args[0], Unread):
@@ -294,10 +306,10 @@ class Unread(Tensor):
 
 
 def whole_reader(shards: ShardedModel) -> Callable[[Tensor], Tensor]:
-    """Return what reads all of a parameter, on the CPU; whatever else it is given it returns.
+    """Return a function that reads a whole parameter on the CPU.
 
-    One group of parameters is held at a time. The other ranks serve it inside
-    ``ranks.failing_together()``.
+    The function returns all other tensors unchanged. Only one group of parameters is held at a
+    time. The other ranks serve the reading rank inside ``ranks.failing_together()``.
     """
     names: dict[Tensor, str] = {p: name for name, p in shards.model.named_parameters()}
     group: dict[str, Tensor] = {}
@@ -315,16 +327,16 @@ def whole_reader(shards: ShardedModel) -> Callable[[Tensor], Tensor]:
 
 
 READING = frozenset({Tensor.contiguous, Tensor.clone, Tensor.cpu, Tensor.to})
-"""What asks a parameter for its values."""
+"""Functions that read the values of a parameter."""
 
 
 @contextmanager
 def gathered(shards: ShardedModel, *, held: Callable[[nn.Parameter], bool]) -> Iterator[None]:
-    """Let one rank save a model, which the others serve: inside ``ranks.failing_together()``.
+    """Let one rank save a model, which the others serve inside ``ranks.failing_together()``.
 
     Args:
-        shards: The model; its parameters are as they were afterwards.
-        held: Which parameters are to be real in the meantime, in the processor's memory.
+        shards: The model; its parameters are restored afterwards.
+        held: Selects the parameters that have values inside the block, in CPU memory.
     """
     places = [
         (module, attribute, parameter)

@@ -1,1 +1,1 @@
-"""Everything that the guarantee depends on: plan, sampling, clipping, noise, accounting, ledger."""
+"""The privacy mechanism: plan, sampling, clipping, noise, accounting and ledger."""

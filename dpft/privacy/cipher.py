@@ -1,18 +1,18 @@
 """Secret random bits from ChaCha20 (RFC 8439), addressable by position.
 
-A linear generator such as MT19937 gives its whole state away through what is drawn from it, however
-well it was seeded: released weights show noise, noise shows the state, and the state shows all
-other noise. A stream cipher does not: who could tell its keystream from true randomness, or
-continue it, would have broken ChaCha20.
+A linear generator such as MT19937 reveals its whole state through its outputs, no matter how it was
+seeded. Released weights reveal noise, noise reveals the state, and the state reveals all other
+noise. A stream cipher does not have this weakness: distinguishing its keystream from true
+randomness, or predicting it, would break ChaCha20.
 
-Every draw has an address, which becomes the cipher's 96-bit nonce; the 32-bit counter of RFC 8439
-starts at 0 for each. So two addresses share no keystream, and a draw depends on its address alone:
-in whatever order, and by however many processes, the draws are made.
+Every draw has an address, which becomes the 96-bit nonce of the cipher. The 32-bit counter of RFC
+8439 starts at 0 for each address. Two addresses therefore share no keystream. A draw depends only
+on its key and address, in any order and with any number of processes.
 
-Keys are 256 bits from the operating system, one for each purpose, and age with the steps: the key
-of the next step is a one-way function of this step's, which is forgotten when the step is done. So
-whoever copies a checkpoint, or reads a running process's memory, learns nothing of the noise of the
-steps before: their keys cannot be computed from the ones that are left.
+Keys have 256 bits from the operating system, one key per purpose, and they age with the steps. The
+key of the next step is a one-way function of the key of this step, which is forgotten at the end of
+the step. A copy of a checkpoint or of the memory of a running process therefore reveals nothing
+about the noise of earlier steps. Their keys cannot be computed from the remaining keys.
 """
 
 import hashlib
@@ -25,42 +25,42 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 KEY_BYTES = 32
 MAX_BYTES = 2**32 * 64
-"""What one address can give: the counter has 32 bits, and each of its values gives 64 bytes."""
+"""Maximum number of bytes of one address: the counter has 2^32 values, each for 64 bytes."""
 _COUNTER = bytes(4)
 
 
 class Purpose(IntEnum):
-    """What keystream is drawn for; part of every address."""
+    """Purpose for which keystream is drawn, a part of every address."""
 
     NOISE = 1
     REFINEMENT = 2
-    """Further digits of those of the noise's uniforms that are near 0."""
+    """Further digits of those uniforms of the noise that are close to 0."""
     SAMPLING = 3
     DROPOUT = 4
     GENERATOR = 5
-    """The state of torch's generators, which fused kernels draw dropout from."""
+    """State of torch's generators, which fused kernels use for dropout."""
     VIEWS = 6
     """Random views of a record, such as masked spans."""
     SEARCH = 7
-    """The secret draw of a private search of hyper-parameters."""
+    """Secret draw of a private hyperparameter search."""
     GROUPS = 8
-    """Which group a unit is in, of a mechanism whose steps draw from groups in turn."""
+    """Groups of units, for mechanisms whose steps draw from groups in turn."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where keystream begins: purpose (8 bits), step (32), parameter (24) and block (32)."""
+    """Start of a keystream: purpose (8 bits), step (32), parameter (24) and block (32)."""
 
     purpose: Purpose
     step: int = 0
-    """The run's step, counted from 0 across its phases."""
+    """Step of the run, counted from 0 across all phases."""
     parameter: int = 0
-    """Place among all the model's parameters; 0 where the draw is of none."""
+    """Place among all parameters of the model; 0 if the draw does not belong to a parameter."""
     block: int = 0
-    """Which stretch of the draw."""
+    """Number of the block within the draw."""
 
     def nonce(self) -> bytes:
-        """Return the address as the 12 bytes of a nonce, each field's highest byte first.
+        """Return the address as a nonce of 12 bytes, each field with its highest byte first.
 
         Raises:
             ValueError: A field is negative or too large.
@@ -80,8 +80,8 @@ def keystream(key: bytes, address: Address, size: int) -> bytearray:
 
     Args:
         key: 32 secret bytes.
-        address: Where it begins.
-        size: At most ``MAX_BYTES``.
+        address: Start of the keystream.
+        size: Number of bytes, at most ``MAX_BYTES``.
     """
     out = bytearray(size)
     fill_with_keystream(key, address, out, zeros=bytes(size))
@@ -91,17 +91,17 @@ def keystream(key: bytes, address: Address, size: int) -> bytearray:
 def fill_with_keystream(
     key: bytes, address: Address, out: bytearray | memoryview, *, zeros: bytes | memoryview
 ) -> None:
-    """Fill ``out`` with keystream, without memory of its own.
+    """Fill ``out`` with keystream, without allocating memory.
 
     Args:
         key: 32 secret bytes.
-        address: Where it begins.
-        out: What to fill, at most ``MAX_BYTES``.
-        zeros: As many zero bytes.
+        address: Start of the keystream.
+        out: Buffer to fill, at most ``MAX_BYTES``.
+        zeros: Zero bytes, as many as ``out`` has.
     """
     if len(out) > MAX_BYTES:
         raise ValueError(f"an address gives at most {MAX_BYTES} bytes, got a wish for {len(out)}.")
-    # The library takes RFC 8439's counter, lowest byte first, and nonce as one.
+    # The library expects one value: the counter of RFC 8439, lowest byte first, and the nonce.
     algorithm = algorithms.ChaCha20(key, _COUNTER + address.nonce())
     Cipher(algorithm, mode=None).encryptor().update_into(zeros, out)
 
@@ -110,10 +110,10 @@ _NEXT_STEP = b"dpft key of the next step"
 
 
 def secret_key(purpose: str, noise_seed: int | None = None) -> bytes:
-    """Return 32 bytes from the operating system, or, for tests, what a seed stands for.
+    """Return 32 bytes from the operating system or, for tests, derived from a seed.
 
     Args:
-        purpose: What the key is for; keys of one seed differ by it.
+        purpose: Purpose of the key; keys of one seed differ by purpose.
         noise_seed: None for privacy; a number makes the key predictable.
     """
     if noise_seed is None:
@@ -122,21 +122,21 @@ def secret_key(purpose: str, noise_seed: int | None = None) -> bytes:
 
 
 class AgingKey:
-    """The key of a step, from which those of later steps follow and those of earlier ones do not.
+    """Key of a step, from which the keys of later steps follow, but not those of earlier steps.
 
     Guarantees:
-        After ``forget(step)`` this object holds nothing from which the key of a step before
+        After ``forget(step)``, this object contains nothing from which the key of a step before
         ``step`` can be computed, if HMAC-SHA256 is one-way. Python may leave copies of forgotten
         bytes in freed memory until they are overwritten.
     """
 
     def __init__(self, key: bytes, step: int = 0) -> None:
-        """Take ``key``, 32 bytes, as that of step ``step``."""
+        """Use ``key``, 32 bytes, as the key of step ``step``."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key must have {KEY_BYTES} bytes, got {len(key)}.")
         self._key, self._step = key, step
         self._latest = (step, key)
-        """The last key asked for, so that its blocks do not derive it again and again."""
+        """The last key returned, so that the draws of one step do not derive it repeatedly."""
 
     @property
     def step(self) -> int:

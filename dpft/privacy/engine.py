@@ -1,11 +1,12 @@
 """The private engine: sampling, clipping, noise and ledger of each DP-SGD step.
 
-Read this file to audit a run. Each step: a Poisson draw of the plan's sample rate; the sum of
-per-example gradients, each clipped to the phase's sensitivity; Gaussian noise of noise_multiplier
-times that sensitivity, once; a ledger line, on disk; division by the public expected batch size.
-Only then may the caller move a weight. Everything after is post-processing (Abadi et al. 2016,
-Algorithm 1). The mechanism (``mechanisms``) decides how the draws and the noise of steps depend on
-each other. ``phased_clipper`` has one clipper per phase of the plan.
+Read this file to audit a run. Each step is a Poisson draw at the plan's sample rate, and the sum of
+per-example gradients, each clipped to the sensitivity of the phase. Gaussian noise of
+noise_multiplier times this sensitivity is added once. A ledger line is written to disk, and the
+noisy sum is divided by the public expected batch size. Only then may the caller change a weight.
+Everything after is post-processing (Abadi et al. 2016, Algorithm 1). The mechanism (``mechanisms``)
+decides how the draws and the noise of different steps depend on each other. ``phased_clipper``
+provides one clipper per phase of the plan.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -31,16 +32,16 @@ from dpft.privacy.release_guard import FrozenState
 
 
 class PrivacyEngine:
-    """Hands out logical batches and turns their losses into one private gradient per step.
+    """Engine that draws logical batches and computes one private gradient per step.
 
-    Use, inside ``with engine:``, once per step: ``draw``; ``accumulate`` for every micro-batch
-    of the draw, each unit in exactly one; ``finish_step``; then the optimizer. The steps are
-    counted and the plan's are all there are.
+    Use the engine inside ``with engine:``. In each step, call ``draw``, then ``accumulate`` for
+    every micro-batch of the draw, with each unit in exactly one micro-batch. Then call
+    ``finish_step`` and the optimizer. The engine counts the steps and allows no more than the plan.
 
     Guarantees:
         The sequence of gradients that ``finish_step`` leaves is an output of ``plan.event()`` over
-        the records: the sampler, the clipping norm and the noise are of the same plan that the
-        accountant reads. An empty draw takes a noisy step like any other. The step is in the
+        the records. The sampler, the clipping norm and the noise come from the same plan that the
+        accountant reads. An empty draw takes a noisy step like any other draw. The step is in the
         ledger before ``finish_step`` returns.
     """
 
@@ -63,26 +64,26 @@ class PrivacyEngine:
         ranks: Ranks = ALONE,
         shards: ShardedModel | None = None,
     ) -> None:
-        """Binds a model to a plan.
+        """Bind a model to a plan.
 
         Args:
-            model: What requires grad now trains in the phase of the next step; what does at the
-                first ``draw`` of each later one trains in that.
+            model: Parameters that require grad now are trained in the phase of the next step. Those
+                that require grad at the first ``draw`` of a later phase are trained in that phase.
             losses_of: Computes the losses of each micro-batch.
-            plan: The mechanism that was accounted for.
-            ledger: Where steps are recorded.
+            plan: Plan with the mechanism that was accounted for.
+            ledger: Log in which steps are recorded.
             randomness: Secret sources of sampling, noise and dropout.
-            steps_taken: Steps of the plan that the weights have taken already.
-            last_step: Step of the plan to end at; None: its last.
-            stream: Steps that were in the ledger when this stream of noise began.
-            history: ``noise_history`` of ``state`` after ``steps_taken`` steps; None: it begins.
-            options: How to clip, but for norm and style, which are the plan's; None: as usual.
-            choices: Results of each phase's self-check.
-            moved: Frozen parameters that are changed all the same, as a function of noisy sums.
-            frozen: What is released and no step changes; None on all ranks but the first.
-            ranks: The run's processes; each adds up its share of the first one's draw.
-            shards: ``model``, where each rank has but a shard of it.
-
+            steps_taken: Number of steps of the plan that the weights have already taken.
+            last_step: Step of the plan at which to end; None: the last step of the plan.
+            stream: Number of steps in the ledger when this stream of noise began.
+            history: ``noise_history`` of ``state`` after ``steps_taken`` steps; None: a new stream.
+            options: How to clip; norm and style are replaced by those of the plan. None: the
+                defaults.
+            choices: Results of the self-check of each phase.
+            moved: Frozen parameters that still change, as a function of noisy sums.
+            frozen: Released state that no step changes; None on all ranks except the first.
+            ranks: Processes of the run; each adds up its share of the first rank's draw.
+            shards: ``model`` with its shards, if each rank has only one shard of it.
         """
         self.plan = plan
         self.steps_taken = steps_taken
@@ -113,19 +114,19 @@ class PrivacyEngine:
 
     @property
     def steps(self) -> int:
-        """The step to end at."""
+        """The step at which to end."""
         return self._last_step
 
     def draw(self, num_units: int) -> list[int]:
-        """Start a step: returns its logical batch, indices of units; private, maybe empty.
+        """Start a step and return its logical batch as indices of units; private, possibly empty.
 
-        Every rank gets the first one's draw. No gradient of an earlier step outlives this: what
-        no longer trains has none, so that no optimizer moves it.
+        Every rank gets the draw of the first rank. All earlier gradients are removed, so that no
+        optimizer changes a parameter that is no longer trained.
 
         Raises:
-            RuntimeError: The engine is not entered, the step before is unfinished, or the plan's
-                steps are used up.
-            RunError: What trains is no longer what the phase began with.
+            RuntimeError: The engine is not entered, the previous step is unfinished, or all steps
+                of the plan were taken.
+            RunError: The trainable parameters are no longer those with which the phase began.
         """
         if not self._entered:
             raise RuntimeError("draw must be called inside `with engine:`.")
@@ -145,7 +146,7 @@ class PrivacyEngine:
         return broadcast_numbers(drawn, self._ranks)
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
-        """Add a micro-batch's clipped sum; see ``PhasedClipper.accumulate``."""
+        """Add the clipped sum of a micro-batch; see ``PhasedClipper.accumulate``."""
         if not self._open_step:
             raise RuntimeError("accumulate must come between draw and finish_step.")
         self._open_step = False  # A step with a failed micro-batch cannot be finished.
@@ -154,17 +155,19 @@ class PrivacyEngine:
         return result
 
     def finish_step(self) -> SignalAndNoise | None:
-        """End a step: every trainable parameter's ``grad`` becomes the private gradient.
+        """End a step by turning every trainable ``grad`` into the private gradient.
 
+        The private gradient is
         ``(clipped sum + N(0, (noise_multiplier * sensitivity)^2)) / expected_batch_size``. The
         divisor is public configuration, never the size of the draw.
 
         Returns:
-            Of the plan's first ``SIGNAL_STEPS`` steps, how long signal and noise were, which
-            epsilon does not cover; None of a later one.
+            Norms of signal and noise in the first ``SIGNAL_STEPS`` steps of the plan, which epsilon
+            does not cover; None in later steps.
 
         Raises:
-            RunError: What trains moved since ``draw``, by something else than private gradients.
+            RunError: The trainable parameters changed since ``draw`` other than by private
+                gradients.
         """
         if not self._open_step:
             raise RuntimeError("finish_step must follow draw.")
@@ -188,16 +191,16 @@ class PrivacyEngine:
         return None if meter is None else meter.mean(noise_std, divisor)
 
     def begin(self) -> None:
-        """Write the plan into the ledger, unless it is there; a checkpoint must be complete."""
+        """Write the plan into the ledger if it is missing, because checkpoints must be complete."""
         self._ledger.begin()
 
     def check(self) -> None:
-        """Raise a RunError if a value that is released and no step changes is not as it was."""
+        """Raise a RunError if released state that no step should change has changed."""
         if self._frozen is not None:
             self._frozen.check()
 
     def state(self) -> EngineState:
-        """Return what the next step draws from, for a checkpoint in ``private/``; secret."""
+        """Return the secret state of the next step's draws, for a checkpoint in ``private/``."""
         return EngineState(
             generators=self._randomness.state(self.steps_taken),
             noise_history=self._noise.history() if self.plan.mechanism.has_streams else None,
@@ -205,5 +208,5 @@ class PrivacyEngine:
 
     @property
     def non_finite(self) -> int:
-        """Examples left out so far because their loss or gradient was not finite; private."""
+        """Examples skipped so far because their loss or gradient was not finite; private."""
         return self._clipper.non_finite

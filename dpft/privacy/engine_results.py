@@ -1,4 +1,4 @@
-"""The values that engines return to the training loop: micro-batch results and secret state."""
+"""Values that engines return to the training loop: micro-batch results and secret state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ class MicroBatchResult:
     losses: Tensor
     """Per-example losses, shape (b,), detached."""
     norms: Tensor | None
-    """Norms of the u privacy units' gradients before clipping, shape (u,), 0 for a unit that is not
-    finite. None in ordinary training."""
+    """Norms of the u privacy units' gradients before clipping, shape (u,); 0 for a unit that is not
+    finite. None in non-private training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineState:
-    """What the next step draws from, for a checkpoint in ``private/``; secret."""
+    """Secret state from which the next step draws, for a checkpoint in ``private/``."""
 
     generators: Mapping[str, Any]
     """Keys, or the states of generators, ready for JSON."""
     noise_history: Mapping[str, Tensor] | None = None
-    """This rank's share of the noise that later noise is correlated with; None: noise is
+    """This rank's part of the noise that later noise is correlated with. None: the noise is
     independent."""

@@ -1,17 +1,18 @@
 """Standard Gaussian numbers in float64 from secret bits (Box and Muller 1958).
 
-A pair of 53-bit numbers k gives two Gaussians: ``u = (k + 1/2) 2^-53`` of each (in float64: for
-k of 2^52 and more the half is rounded to even, so that u near 1 is a multiple of 2^-52), then
-``sqrt(-2 ln u)`` times cosine and sine of ``2 pi u'``. By itself that would end at 8.65 standard
-deviations, and the largest radii would form a coarse lattice: so where k is below 2^32, further
-words extend u until 32 significant bits of it stand. Radii then reach beyond ``REACH``.
+Two numbers k of 53 bits give two Gaussians. Each k becomes ``u = (k + 1/2) 2^-53``. In float64, the
+half is rounded to even for k of at least 2^52, so that u near 1 is a multiple of 2^-52. The
+Gaussians are ``sqrt(-2 ln u)`` times the cosine and the sine of ``2 pi u'``. Without further bits,
+radii would end at 8.65 standard deviations, and the largest radii would form a coarse lattice. If k
+is below 2^32, further words therefore extend u until 32 of its bits are significant. Radii then
+reach beyond ``REACH``.
 
-An accelerator draws its bits itself (``keystream_words``): ChaCha20 (RFC 8439, section 2.3) in
-torch's integer operations, bit for bit ``cipher.keystream``, since copying it from the CPU would
-cost more than drawing it. A state is 16 words of 32 bits; all its counters are worked on at once,
-as four rows of shape (4, counters). Torch has no unsigned shift of int32, so a shift to the right
-is masked. The 700 small operations are compiled into few kernels, where torch.compile works; the
-bits are the same without.
+An accelerator draws its bits itself (``keystream_words``), because copying them from the CPU would
+cost more than drawing them. The function computes ChaCha20 (RFC 8439, section 2.3) with torch's
+integer operations, bit for bit as ``cipher.keystream``. A state has 16 words of 32 bits. All
+counters are processed at once, as four rows of shape (4, counters). torch has no unsigned shift of
+int32, so shifts to the right are masked. The 700 small operations are compiled into a few kernels
+if torch.compile works. The bits are the same without compilation.
 """
 
 import logging
@@ -30,28 +31,29 @@ from dpft.privacy.cipher import Address
 logger = logging.getLogger(__name__)
 
 REACH = 18.8
-"""Standard deviations up to which the tails are those of a Gaussian. Beyond, an outcome would be
-missing that another data set might have: the plan refuses to rest on that. u extends to 2^-310, so
-that radii end at 20.7; below 2^-277 (19.6) it has fewer than 32 significant bits."""
+"""Number of standard deviations up to which the tails are those of a Gaussian. Beyond this, some
+outcomes of a neighboring data set are impossible, and the plan does not allow a guarantee to depend
+on them. u extends to 2^-310, so radii end at 20.7. Below 2^-277 (19.6), u has fewer than 32
+significant bits."""
 WORD_BYTES = 8
 REFINING_WORDS = 4
-"""Words of 64 bits by which a uniform near 0 may be extended."""
+"""Number of 64-bit words by which a uniform near 0 may be extended."""
 _BITS = 53
 _SIGNIFICANT = 2**32
 Words = Callable[[int], bytearray]
-"""Returns as many words of 64 secret bits as it is asked for."""
+"""Function that returns the given number of words of 64 secret bits."""
 Extensions = Callable[[Sequence[int]], bytearray]
-"""Returns ``REFINING_WORDS`` words for the uniform at each place."""
+"""Function that returns ``REFINING_WORDS`` words for the uniform at each place."""
 
 
 class BoxMuller:
-    """Turns secret bits into Gaussians, in memory that it keeps for the next ones.
+    """Box-Muller transform of secret bits into Gaussians, in memory that is reused.
 
     New memory for every block would cost as much time as the cipher.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Prepare to work on a device; memory is taken by the first call that needs it."""
+        """Prepare to work on a device; the first call that needs memory allocates it."""
         self._device = device
         self._numbers = torch.empty(0, dtype=torch.int64, device=device)
         self._floats = torch.empty((3, 0), dtype=torch.float64, device=device)
@@ -60,10 +62,10 @@ class BoxMuller:
         """Return two halves of standard Gaussians, float64, valid until the next call.
 
         Args:
-            words: Secret bits, int64, shape (2 * pairs,): first those of the radii, then those of
-                the angles.
-            refining_words: Gives the words of a stream of its own, from its beginning, that extend
-                the uniforms near 0: ``REFINING_WORDS`` for each, in their order.
+            words: Secret bits, int64, shape (2 * pairs,): first the bits of the radii, then those
+                of the angles.
+            refining_words: Returns words from the beginning of a separate stream, which extend the
+                uniforms near 0: ``REFINING_WORDS`` words per uniform, in order.
 
         Returns:
             Radii times cosines, and radii times sines, shape (pairs,) each.
@@ -78,12 +80,13 @@ class BoxMuller:
     def pairs_of(
         self, radii_words: Tensor, angle_words: Tensor, extended: Extensions
     ) -> tuple[Tensor, Tensor]:
-        """Return the Gaussians of several streams together; as ``pairs``.
+        """Return the Gaussians of several streams together; see ``pairs``.
 
         Args:
             radii_words: Secret bits of the radii, int64, shape (pairs,).
-            angle_words: Secret bits of the angles, as many.
-            extended: Gives the words that extend the uniforms at some places, in their order.
+            angle_words: Secret bits of the angles, int64, shape (pairs,).
+            extended: Returns the words that extend the uniforms at the given places, in their
+                order.
         """
         pairs = len(radii_words)
         if len(self._numbers) < pairs:
@@ -101,16 +104,16 @@ class BoxMuller:
 
     @staticmethod
     def _uniforms(words: Tensor, numbers: Tensor, out: Tensor) -> None:
-        """Leave k in ``numbers`` and ``(k + 1/2) 2^-53`` in ``out``."""
-        # The shift copies the sign bit downwards; the mask takes the copies away.
+        """Write k to ``numbers`` and ``(k + 1/2) 2^-53`` to ``out``."""
+        # The shift copies the sign bit downwards, and the mask removes the copies.
         torch.bitwise_right_shift(words, 64 - _BITS, out=numbers).bitwise_and_(2**_BITS - 1)
         out.copy_(numbers).add_(0.5).mul_(2.0**-_BITS)
 
 
 def _refine(logarithms: Tensor, numbers: Tensor, extended: Extensions) -> None:
-    """Replace the logarithms of uniforms too near 0 to have 32 significant bits.
+    """Replace the logarithms of uniforms too close to 0 to have 32 significant bits.
 
-    An accelerator is waited for once, and once more where there are such uniforms.
+    This waits for an accelerator once, and a second time if there are such uniforms.
     """
     few = (numbers < _SIGNIFICANT).nonzero()[:, 0]
     if not len(few):
@@ -129,7 +132,7 @@ def refined_logarithm(number: int, extension: bytes) -> float:
     """Return ``ln((k + 1/2) 2^-bits)`` with k extended until 32 of its bits are significant.
 
     Args:
-        number: The 53 bits drawn first.
+        number: The first 53 bits, k.
         extension: ``REFINING_WORDS`` further words, each with its highest byte first.
     """
     bits = _BITS
@@ -151,20 +154,20 @@ Rows = tuple[Tensor, Tensor, Tensor, Tensor]
 def keystream_words(
     key: bytes, addresses: Sequence[Address], counts: Sequence[int], device: torch.device
 ) -> list[Tensor]:
-    """Return keystream as words of 64 bits, lowest byte first: int64, shape (count,) for each.
+    """Return keystream as 64-bit words, lowest byte first: int64, shape (count,) per address.
 
-    One computation draws all of it, however many addresses there are.
+    One computation draws the words of all addresses.
 
     Args:
         key: 32 secret bytes.
-        addresses: Where each begins.
-        counts: Of words, of each.
-        device: Where to compute and to leave it.
+        addresses: Start of each keystream.
+        counts: Number of words for each address.
+        device: Device for the computation and the result.
     """
     counters = [-(-8 * count // _COUNTER_BYTES) for count in counts]
     starts, total = list(accumulate(counters, initial=0)), sum(counters)
     fixed = sent([*_CONSTANTS, *struct.unpack("<8i", key)], torch.int32, device)
-    # Of each address, the place where its counters start, and its nonce.
+    # For each address: the place where its counters start, and its nonce.
     starts_and_nonces = [
         (start, *struct.unpack("<3i", a.nonce()))
         for start, a in zip(starts, addresses, strict=False)
@@ -186,7 +189,7 @@ def keystream_words(
 
 @cache
 def _rounds_on(kind: str) -> Callable[..., Rows]:
-    """Return ``_rounds`` for a kind of device: compiled, except for the CPU."""
+    """Return ``_rounds`` for a kind of device, compiled except for the CPU."""
     if kind == "cpu":
         return _rounds
     compiled = torch.compile(_rounds, dynamic=True)
@@ -195,7 +198,7 @@ def _rounds_on(kind: str) -> Callable[..., Rows]:
         nonlocal compiled
         try:
             return compiled(*rows)
-        except RuntimeError as error:  # the compiler's errors are; a machine may lack what it needs
+        except RuntimeError as error:  # includes compiler errors: the machine may lack dependencies
             logger.warning(
                 "noise generation is slower, because torch.compile failed (%s)",
                 type(error).__name__,
@@ -207,10 +210,10 @@ def _rounds_on(kind: str) -> Callable[..., Rows]:
 
 
 def _rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Rows:
-    """Return four rows of shape (4, counters) after ten column rounds and ten diagonal ones."""
+    """Return four rows of shape (4, counters) after ten column rounds and ten diagonal rounds."""
     for _ in range(_DOUBLE_ROUNDS):
         a, b, c, d = _quarter_rounds(a, b, c, d)
-        # The diagonals become columns, and after the round columns again.
+        # The diagonals become columns, and are moved back after the round.
         a, b, c, d = _quarter_rounds(a, b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0))
         b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
     return a, b, c, d

@@ -1,22 +1,22 @@
-"""The private journal of steps: a resumed run's repeated steps must match it.
+"""The private journal of steps, which the repeated steps of a resumed run must match.
 
-*The replay log*, ``private/steps.jsonl``. A run that broke off is resumed from a checkpoint, and
-takes the steps since then once more. Those are in the ledger already, and cost nothing more only if
-they release the very same noisy gradients: the same noise on another sum would give the sum away.
-So each step leaves a fingerprint of its noisy gradient here before it is in the ledger, and a
-replayed step must have the same.
+*The replay log* is ``private/steps.jsonl``. An interrupted run is resumed from a checkpoint and
+repeats the steps taken since then. These steps are already in the ledger. They cost nothing more
+only if they release exactly the same noisy gradients, because the same noise on a different sum
+would reveal the sum. Each step therefore writes a fingerprint of its noisy gradient to the replay
+log before the ledger. A repeated step must have the same fingerprint.
 
-*Completeness.* The ledger's chain of hashes proves the order of its lines and not that none is
-missing at its end: the first five lines of a ledger of seven are a ledger of five. What knows
-better stands beside it in ``private/``: the replay log, which has each step a moment before the
-ledger, and the checkpoints, which name the number of lines and the head they were written after.
-Every reader of a run's folder reads the ledger by ``read_run_ledger``, so that none takes a cut one
-for whole.
+*Completeness.* The ledger's chain of hashes proves the order of the lines, but not that no line is
+missing at the end: the first five lines of a ledger with seven lines are a valid ledger with five.
+Two kinds of files in ``private/`` detect this. The replay log contains each step a moment before
+the ledger. Checkpoints contain the number of lines and the head of the ledger at the time of
+writing. All readers of a run's folder call ``read_run_ledger``, so that no reader accepts a cut
+ledger.
 
-Worked example: a run broke off after step 7, and its ledger was cut to 5 lines. The replay log
-knows of 7 steps. A crash between the two files explains a replay log that is one step ahead; two
-steps it does not explain, and the ledger is refused. Had it been cut to 6 lines, the seventh step
-would be counted all the same, as one whose line a crash prevented.
+Worked example: a run was interrupted after step 7, and its ledger was cut to 5 steps. The replay
+log contains 7 steps. A crash between the two files explains a replay log that is one step ahead,
+but not two, so the ledger is rejected. If the ledger had been cut to 6 steps, step 7 would still
+count, as a step whose line a crash prevented.
 """
 
 import json
@@ -56,12 +56,12 @@ if TYPE_CHECKING:
 
 
 class StepEntry(StrictModel):
-    """A line of private/steps.jsonl, as far as a report reads it."""
+    """A line of private/steps.jsonl, with the fields that a report reads."""
 
     step: AtLeastOne
     """Number of the step."""
     processes: Process | None = None
-    """The processes that took it; absent where they are those of the step before."""
+    """The processes that took the step; absent if they are those of the previous step."""
     model_config = ConfigDict(extra="allow")
 
     @property
@@ -71,40 +71,40 @@ class StepEntry(StrictModel):
 
 
 class KnownLedger(StrictModel):
-    """The ledger as a checkpoint was written after it."""
+    """The state of the ledger when a checkpoint was written."""
 
     lines: Count
-    """Its whole lines."""
+    """Number of complete lines."""
     head: str
-    """SHA-256 of the last one."""
+    """SHA-256 of the last line."""
     position: Count
-    """Steps of the ledger that the weights stand at; more than their own where some were taken
-    again."""
+    """Number of ledger steps that the weights have reached. It exceeds the number of their own
+    steps if some steps were repeated with new noise."""
 
 
 NO_STEPS = LedgerRecord(steps=0, mechanisms=(), closed=False, lines=0, head=GENESIS)
 
 
 class ReplayError(DpftError):
-    """A replayed step is not what it was; nothing of it was released."""
+    """Error for a repeated step that differs from its first execution; nothing was released."""
 
 
 def is_failed_replay(error: DpftError) -> bool:
-    """Return whether a replayed step was not what it was, on this process or another."""
+    """Return whether a repeated step differed from its first execution on any process."""
     kind = error.kind if isinstance(error, SaidElsewhere) else type(error).__name__
     return kind == ReplayError.__name__
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """Lines and head of a ledger as they were written down elsewhere.
+    """Number of lines and head of a ledger, as another file recorded them.
 
     Attributes:
-        lines: Whole lines that it had.
-        head: Hash of the last of them.
-        by: What says so, for messages.
-        before_first_line: Whether no step had been taken: the checkpoint of step 0 has the head
-            of the first line, which is written with the first step.
+        lines: Number of complete lines at that time.
+        head: Hash of the last of these lines.
+        by: The file that recorded them, for messages.
+        before_first_line: Whether no step had been taken. The checkpoint of step 0 contains the
+            head of the first line, although this line is written only with the first step.
     """
 
     lines: int
@@ -114,20 +114,22 @@ class Anchor:
 
 
 def read_run_ledger(folder: Path) -> LedgerRecord | None:
-    """Return the ledger of a run's folder, once everything in ``private/`` agrees with it.
+    """Return the ledger of a run's folder, after checking it against all files in ``private/``.
 
-    A run may be going on meanwhile: what follows the ledger is read before it.
+    The run may be in progress. Files that are written after the ledger are therefore read before
+    it.
 
     Args:
-        folder: The run's; ``private/`` need not be in it.
+        folder: Folder of the run, with or without ``private/``.
 
     Returns:
-        What the ledger says, a step that only the replay log has included in ``counted_steps``;
-        None where there is none and nothing knows of one.
+        Content of the ledger; ``counted_steps`` includes a step that is only in the replay log.
+        None if there is no ledger and no file mentions one.
 
     Raises:
-        InputError: A file is of another schema version.
-        StateError: The ledger is damaged, or was cut, replaced or removed; or the replay log was.
+        InputError: A file has another schema version.
+        StateError: The ledger is damaged, or the ledger or the replay log was cut, replaced or
+            removed.
     """
     path = folder / LEDGER
     anchors = list(_checkpoint_anchors(folder))
@@ -143,19 +145,19 @@ def read_run_ledger(folder: Path) -> LedgerRecord | None:
 
 
 def knows_the_end(folder: Path) -> bool:
-    """Return whether ``private/`` knows how many steps the run has taken."""
+    """Return whether ``private/`` records how many steps the run has taken."""
     return bool((folder / JOURNAL).exists() or list(folder.glob(CHECKPOINT_STATES)))
 
 
 def read_journal(path: Path) -> dict[int, dict[str, Any]]:
-    """Return each step's last entry, by its number; none where there is no such file.
+    """Return the last entry of each step, by step number; empty if there is no such file.
 
-    A line that broke off, which no ledger line followed, is left out; its step comes next. A step
-    stands twice where a crash came between its entry and its ledger line.
+    An incomplete line, which no ledger line followed, is skipped; its step follows. A step occurs
+    twice if a crash came between its entry and its ledger line.
 
     Raises:
-        StateError: A step is missing or out of order, a line is whole and no step's, or it is all
-            a folder.
+        StateError: A step is missing or out of order, a complete line does not describe a step, or
+            the path is a folder.
     """
     entries: dict[int, dict[str, Any]] = {}
     if not path.exists():
@@ -184,12 +186,12 @@ def read_journal(path: Path) -> dict[int, dict[str, Any]]:
 
 
 def check_anchor(path: Path, ledger: LedgerRecord | None, anchor: Anchor) -> None:
-    """Reject a ledger other than the one whose lines and head were written down, or its sequel.
+    """Reject a ledger that is neither the recorded ledger nor a continuation of it.
 
     Args:
-        path: The ledger.
-        ledger: What it says; None: it is gone.
-        anchor: Its lines and head as they were then.
+        path: Path of the ledger.
+        ledger: Content of the ledger; None: the file is missing.
+        anchor: Recorded number of lines and head.
     """
     lines, actual = anchor.lines, ledger or NO_STEPS
     if ledger is None or actual.lines < lines:
@@ -207,15 +209,15 @@ def check_anchor(path: Path, ledger: LedgerRecord | None, anchor: Anchor) -> Non
 
 
 def _check_journal(folder: Path, ledger: LedgerRecord, journaled: int) -> None:
-    """Reject a ledger and a replay log of which one lacks steps that the other has.
+    """Reject a ledger or a replay log that lacks steps of the other file.
 
     Args:
-        folder: The run's.
-        ledger: What its ledger says.
-        journaled: Steps of the replay log, as they were before the ledger was read.
+        folder: Folder of the run.
+        ledger: Content of the ledger.
+        journaled: Number of steps in the replay log, read before the ledger.
     """
     path, journal = folder / LEDGER, folder / JOURNAL
-    # The replay log is a step ahead for a moment in each step, and never once the run has ended.
+    # The replay log is one step ahead for a moment in each step, but never after the end of a run.
     explained = 0 if ledger.closed else 1
     if journaled > ledger.steps + explained:
         line = ledger.line_of(ledger.steps + 1)
@@ -233,15 +235,15 @@ def _check_journal(folder: Path, ledger: LedgerRecord, journaled: int) -> None:
 
 
 def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
-    """Yield what each checkpoint says of the ledger, of a run that has one.
+    """Yield the state of the ledger that each checkpoint records, if its run has a ledger.
 
     Raises:
-        StateError: It names no lines and head.
+        StateError: A checkpoint does not state the number of lines and the head.
     """
     for path in sorted(folder.glob(CHECKPOINT_STATES)):
         try:
             run = read_json(path).get("run") or {}
-        except FileNotFoundError:  # A run that goes on has dropped it for a newer one.
+        except FileNotFoundError:  # A run in progress has replaced it by a newer checkpoint.
             continue
         if not isinstance(run, dict):
             continue
@@ -249,7 +251,7 @@ def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
             continue
         try:
             there = parse(run["ledger"], KnownLedger)
-            # Had a step been taken, the replay log would have it.
+            # If a step had been taken, the replay log would contain this step.
             before_first_line = there == _before_first_line(run)
         except (OverflowError, ValidationError) as error:
             raise StateError(
@@ -260,10 +262,10 @@ def _checkpoint_anchors(folder: Path) -> Iterator[Anchor]:
 
 
 def _before_first_line(run: Mapping[str, Any]) -> KnownLedger | None:
-    """Return what a checkpoint of step 0 says of the ledger; None where it names no run.
+    """Return the ledger that a checkpoint of step 0 records, or None if it names no run.
 
     Raises:
-        ValidationError: Its plan, or its clipper, is none.
+        ValidationError: The plan or the clipper of the checkpoint is invalid.
     """
     if run.get("run_id") is None or run.get("plan") is None:
         return None
@@ -277,25 +279,25 @@ def _journaled_steps(folder: Path) -> int:
 
 
 class JournaledLedger:
-    """A ledger whose steps leave fingerprints in the replay log, and may be replayed."""
+    """A ledger whose steps also leave fingerprints in the replay log, and can be replayed."""
 
     def __init__(
         self, ledger: Ledger, path: Path, *, environment: Mapping[str, Any], steps_done: int
     ) -> None:
-        """Open the replay log, mode 0600, and goes on in it.
+        """Open the replay log, mode 0600, for appending.
 
         Args:
-            ledger: New or reopened.
-            path: The replay log.
-            environment: What the bits of a sum depend on: threads, device and the like.
-            steps_done: Steps of the ledger that stand and are not replayed; those of the ledger
-                beyond it are.
+            ledger: New or reopened ledger.
+            path: Path of the replay log.
+            environment: Settings that affect the bits of a sum, such as threads and device.
+            steps_done: Number of ledger steps that the weights already contain. Later ledger steps
+                are replayed.
         """
         self.ledger = ledger
         self._expected = read_journal(path)
         self._environment = dict(environment)
         self.position = steps_done
-        """Steps that the weights have taken; the next one is recorded, or replayed."""
+        """Number of steps that the weights have taken. The next step is recorded or replayed."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self._file = os.fdopen(descriptor, "r+", encoding="utf-8", newline="\n")
         sync_folder(path.parent)
@@ -310,28 +312,29 @@ class JournaledLedger:
         self._file.close()
 
     def begin(self) -> None:
-        """Write the ledger's first line, unless it was written before."""
+        """Write the first line of the ledger, unless it was written before."""
         self.ledger.begin()
 
     def record_step(self, mechanism: GaussianStep, gradients: Released) -> None:
-        """Record a step, or holds a replayed one against what is recorded of it.
+        """Record a new step, or compare a replayed step with its recorded fingerprint.
 
         Args:
-            mechanism: What the ledger says of it.
-            gradients: The noisy gradients, or the fingerprint of those of all ranks' shards.
+            mechanism: Ledger entry of the step.
+            gradients: Noisy gradients, or the fingerprint of the gradients of all ranks' shards.
 
         Raises:
-            ReplayError: They are not those of the step that is replayed.
+            ReplayError: The gradients differ from those of the step that is replayed.
         """
         step, is_in_ledger = self.position + 1, self.position < self.ledger.steps
         mark = gradients if isinstance(gradients, Mapping) else _fingerprint(gradients)
         stream = {} if mechanism.stream is None else {"stream": mechanism.stream}
         entry = {"step": step, **mark, **self._environment, **stream}
         expected = self._expected.get(step)
-        # Also one whose ledger line a crash prevented: the same noise on another sum would give
-        # that sum away to whoever sees the journal.
+        # This includes a step whose ledger line a crash prevented: the same noise on a different
+        # sum would reveal that sum to readers of the journal.
         if expected != entry and (is_in_ledger or expected is not None):
-            # Not which step: how long the replay took until then would be a few steps' time.
+            # The message must not name the step: the duration of the replay would then reveal the
+            # duration of a few steps.
             raise ReplayError("a step did not come out as it was; nothing of it was released")
         if expected is None:
             self._write(entry)
@@ -340,14 +343,14 @@ class JournaledLedger:
         self.position += 1
 
     def count_abandoned_step(self, mechanism: GaussianStep) -> None:
-        """Record, as a step that was taken, the one that a crash kept out of the ledger.
+        """Record the step that a crash kept out of the ledger as a step that was taken.
 
-        It is never taken again: what follows has new noise and is a step of its own. Whether it
-        was a crash, or somebody cut the ledger's last line, cannot be told, so it counts.
+        This step is never repeated. The following steps have new noise and count separately. dpft
+        cannot distinguish a crash from a ledger whose last line was cut, so the step counts.
 
         Args:
-            mechanism: What the ledger says of it, of a stream of its own where the journal does not
-                know of which it was.
+            mechanism: Ledger entry of the step, in a separate stream if the journal does not
+                contain the stream.
         """
         step = self.ledger.steps + 1
         if step not in self._expected:
@@ -365,14 +368,14 @@ class JournaledLedger:
 
 
 def _fingerprint(gradients: "Sequence[Tensor]") -> dict[str, str]:
-    """Return the sum and the sum of squares of all gradients, float64, bit for bit in hex."""
-    import torch  # whoever reads a ledger needs none
+    """Return the sum and the sum of squares of all gradients in float64, as exact hex strings."""
+    import torch  # imported here, because reading a ledger does not need torch
 
     moments = []
     for gradient in gradients:
         values = gradient.detach().double()
         moments.append(torch.stack((values.sum(), values.square().sum())))
     total = squares = 0.0
-    for value, square in torch.stack(moments).tolist():  # one look at the device
+    for value, square in torch.stack(moments).tolist():  # one transfer from the device
         total, squares = total + value, squares + square
     return {"sum": total.hex(), "sum_of_squares": squares.hex()}

@@ -1,16 +1,18 @@
 """The ledger: an append-only, hash-chained record of noisy steps, synced to disk.
 
-The first line is the plan: every public number that epsilon rests on, its calibration, and a random
-number that names the run, so that no other run's ledger has its heads. It is on disk before the
-first draw. A step's line is written before the weights move, so a crash can over-count a step and
-never miss one. The closing line has the digest of what was released. No line holds a time, a batch
-size or data. So epsilon follows from this file alone, whatever other files of the run say. The
-chain of hashes shows accidental edits, and says nothing of lines cut from the end (see
-``journal``, by which a run's folder is read); whoever owns the file could rewrite all of it,
-so the head is to be published elsewhere.
+The first line is the plan, which contains every public number that epsilon depends on and the
+calibration. The line also contains a random run id, so that the hashes of two runs always differ.
+The first line is on disk before the first draw. The line of a step is written before the weights
+change, so a crash can over-count a step but never miss one. The closing line contains the digest of
+the released files. No line contains a time, a batch size or data.
 
-``steps_taken`` says what was spent: noisy steps as mechanisms that an accountant can compose.
-Sensitivities and clipping do not enter: the noise is a multiple of the sensitivity, whatever it is.
+Epsilon therefore follows from this file, whatever other files of the run state. The chain of hashes
+reveals accidental edits, but not lines that were cut from the end. Module ``journal``, which reads
+the folder of a run, detects these. The owner of the file can rewrite all of it, so publish the last
+hash (the head) elsewhere.
+
+``steps_taken`` returns the privacy spent: noisy steps as mechanisms that an accountant can compose.
+Sensitivities and clipping do not matter for it, because the noise is a multiple of the sensitivity.
 """
 
 import hashlib
@@ -52,10 +54,10 @@ if TYPE_CHECKING:
 
 
 class LedgerHead(StrictModel):
-    """The ledger as it was when this was written."""
+    """The state of the ledger when another file was written."""
 
     lines: Count
-    """Whole lines in ledger.jsonl, the first and the closing one included."""
+    """Number of complete lines in ledger.jsonl, including the first and the closing line."""
     head: Digest
     """SHA-256 of the last line, 64 hexadecimal digits."""
 
@@ -63,17 +65,17 @@ class LedgerHead(StrictModel):
 Genesis = Literal["0000000000000000000000000000000000000000000000000000000000000000"]
 GENESIS: Genesis = "0000000000000000000000000000000000000000000000000000000000000000"
 CLOSING = '{"closed"'
-"""How the closing line begins, and no other."""
+"""Beginning of the closing line, and of no other line."""
 FIRST = ('{"clipper"', '{"plan"')
-"""How the first line begins, and no other."""
+"""Beginnings of a first line, and of no other line."""
 LEDGER_VERSION: Literal[2] = 2
 """Schema version of a ledger whose first line is the plan."""
 Released: TypeAlias = "Sequence[Tensor] | Mapping[str, str]"
-"""A step's noisy gradients, or the fingerprint of those of all ranks' shards."""
+"""Noisy gradients of a step, or a fingerprint of the gradients of all ranks' shards."""
 
 
 Step = GaussianStep | GaussianHistogram | GaussianCounts
-"""What a noisy step was."""
+"""A noisy step, as the ledger records it."""
 
 
 class ClipperChoice(StrictModel):
@@ -82,32 +84,32 @@ class ClipperChoice(StrictModel):
     engine: Literal["book_keeping", "rows"]
     """The clipping engine."""
     modules: Mapping[str, Count]
-    """For book_keeping: number of modules by how their parameters are recorded."""
+    """For book_keeping: number of modules for each way of recording their parameters."""
     mapped: tuple[str, ...]
     """Paths of the modules that are mapped over the rows of a micro-batch."""
 
 
 class FirstLine(StrictModel):
-    """The first line: what the run is bound to, and what names it.
+    """The first line: the run id and the plan that the run must follow.
 
-    Epsilon follows from it and the steps alone.
+    Epsilon follows from this line and the steps.
     """
 
     run_id: RunId
-    """128 random bits of the run's own, public and of no key."""
+    """128 random bits that identify the run; public, and not derived from a key."""
     schema_version: Literal[2]
-    """Version of the file's form. A reader refuses another one."""
+    """Schema version of the file. A reader rejects other versions."""
     previous: Genesis
-    """64 zeros: no line stands before."""
+    """64 zeros, because there is no previous line."""
     plan: Plan
-    """Every public number that epsilon rests on."""
+    """The plan: every public number that epsilon depends on."""
     clipper: tuple[ClipperChoice, ...] | None = None
-    """The result of the clipper's self-check on synthetic records, one per phase; absent in a line
-    of dpft 0.3, and if nothing was clipped."""
+    """Result of the clipper's self-check on synthetic records, one per phase. Absent in ledgers of
+    dpft 0.3, and if nothing was clipped."""
 
     @property
     def text(self) -> str:
-        """The line as it is written, without its end."""
+        """The line as written to the file, without the line break."""
         return line_text(self)
 
 
@@ -117,9 +119,9 @@ class StepLine(StrictModel):
     step: AtLeastOne
     """Number of the noisy step, from 1."""
     previous: Digest
-    """SHA-256 of the line before."""
+    """SHA-256 of the previous line."""
     mechanism: Step
-    """What the accountant needs of the step."""
+    """The mechanism of the step, which the accountant needs."""
 
 
 class ClosingLine(StrictModel):
@@ -128,69 +130,70 @@ class ClosingLine(StrictModel):
     closed: Literal[True]
     """The run has ended."""
     previous: Digest
-    """SHA-256 of the line before."""
+    """SHA-256 of the previous line."""
     released: Digest | None = None
-    """SHA-256 over the digests in model/tensors.json: of all released tensors, of an adapter's
-    settings and base too; of a synthesis's histogram that of counts.json. Absent in a tokenizer's
-    run."""
+    """SHA-256 over the digests in model/tensors.json: those of all released tensors and, for an
+    adapter, of its settings and base. For the histogram of a synthesis, the digest of counts.json.
+    Absent for a tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerRecord:
-    """What a ledger file says."""
+    """Content of a ledger file."""
 
     steps: int
-    """Noisy steps taken."""
+    """Number of noisy steps taken."""
     mechanisms: tuple[Step, ...]
     """The mechanism of each step."""
     closed: bool
     """Whether the run ended as planned."""
     lines: int
-    """Whole lines in the file, the first and the closing one included."""
+    """Number of complete lines in the file, including the first and the closing line."""
     head: str
-    """Hash of the last of them."""
+    """Hash of the last complete line."""
     heads: tuple[str, ...] = (GENESIS,)
-    """Head after each number of lines, that of none among them."""
+    """Head after each number of lines, beginning with no lines."""
     run_id: str | None = None
-    """What the first line names the run by; None where no line is whole."""
+    """Run id in the first line; None if no line is complete."""
     plan: Plan | None = None
-    """What the run is bound to; None where no line is whole."""
+    """Plan in the first line; None if no line is complete."""
     released: str | None = None
-    """Digest of what was released, of the closing line; None where it has none."""
+    """Digest of the released files in the closing line; None if it contains none."""
     torn_at: int | None = None
-    """Where a line begins that was being written when the run broke off, in bytes, or None."""
+    """Byte at which an incomplete last line begins, which an interrupted run was writing; or
+    None."""
     torn_step: bool = False
-    """Whether that line may be of a step: then the step counts as taken."""
+    """Whether the incomplete line may be a step. The step then counts as taken."""
     journaled_step: bool = False
-    """Whether the run's replay log has one step more: it counts as taken, too."""
+    """Whether the replay log of the run has one more step, which then counts as taken."""
 
     @property
     def counted_steps(self) -> int:
-        """Noisy steps to account for: those taken, and one whose line is torn or only logged."""
+        """Noisy steps to account for: those taken, and one that is incomplete or only journaled."""
         return self.steps + (self.torn_step or self.journaled_step)
 
     @property
     def streams(self) -> tuple[int, ...]:
-        """How many steps were taken in each stream of noise."""
+        """Number of steps taken in each stream of noise."""
         return stream_lengths(self.mechanisms)
 
     def line_of(self, step: int) -> int:
-        """Return the number of the line that a step, counted from 1, has or would have."""
+        """Return the number of the line that step ``step``, counted from 1, has or would have."""
         return step + 1
 
 
 class StepLog(Protocol):
-    """Where the engine records a noisy step before its gradient is readable."""
+    """Log in which the engine records a noisy step before its gradient can be read."""
 
     def begin(self) -> None:
-        """Write the first line, the plan, unless it was written before."""
+        """Write the first line with the plan, unless it was written before."""
 
     def record_step(self, mechanism: GaussianStep, gradients: Released) -> None:
-        """Record the next step; an error means that it must not be released."""
+        """Record the next step; after an error the step must not be released."""
 
 
 class NoLedger:
-    """The log of every rank but the first, whose ledger is the run's."""
+    """Log of all ranks except the first, which writes the ledger of the run."""
 
     def begin(self) -> None:
         """Write nothing."""
@@ -200,7 +203,7 @@ class NoLedger:
 
 
 class Ledger:
-    """Appends one line per noisy step, after the plan."""
+    """Writer that appends one line per noisy step after the plan."""
 
     def __init__(
         self,
@@ -212,16 +215,16 @@ class Ledger:
     ) -> None:
         """Start a new ledger, whose first line is written by ``begin``.
 
-        So a checkpoint can hold the first line's head before the file has a line.
+        A checkpoint can therefore contain the head of the first line before the file has a line.
 
         Args:
             path: The file.
-            plan: What the run is bound to.
-            clipper: How each phase's gradients are clipped.
-            run_id: What names the run, as ``new_run_id`` returns it; None: a new one.
+            plan: The plan that the run must follow.
+            clipper: How the gradients of each phase are clipped.
+            run_id: Run id, as ``new_run_id`` returns it; None: a new id.
 
         Raises:
-            InputError: There is one already: its run has spent privacy on these records.
+            InputError: The file exists, so its run has already spent privacy on these records.
         """
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
@@ -248,16 +251,16 @@ class Ledger:
         clipper: Sequence[ClipperChoice] | None = None,
         run_id: str | None = None,
     ) -> Self:
-        """Return the ledger of a run that broke off, to go on after its last whole line.
+        """Return the ledger of an interrupted run, to continue after its last complete line.
 
-        A torn line stays until the next one is written in its place.
+        An incomplete line remains until the next line replaces it.
 
         Args:
             path: The file.
-            record: What ``read_ledger`` says of it; not closed.
-            plan: What its first line is to hold, where no line is whole.
-            clipper: The same of the clipper.
-            run_id: What that is to name the run by.
+            record: Result of ``read_ledger``; not closed.
+            plan: Plan for the first line, if no line is complete.
+            clipper: Clipper for the first line, if no line is complete.
+            run_id: Run id for the first line, if no line is complete.
         """
         if record.closed:
             raise ValueError("a closed ledger must stay as it is.")
@@ -281,7 +284,7 @@ class Ledger:
             self.lines, self.head = 1, hash_of(unwritten)
 
     def begin(self) -> None:
-        """Write the first line, unless it is there, and wait until it is on disk."""
+        """Write the first line, unless it is in the file, and wait until it is on disk."""
         if self._unwritten is not None:
             self._cut_torn_line()
             self._append(self._unwritten)
@@ -289,29 +292,29 @@ class Ledger:
 
     @property
     def streams(self) -> tuple[int, ...]:
-        """How many steps were taken in each stream of noise."""
+        """Number of steps taken in each stream of noise."""
         return stream_lengths(self._mechanisms)
 
     def streams_before(self, step: int) -> tuple[int, ...]:
-        """Return the same of the first ``step`` steps."""
+        """Return the number of steps in each stream among the first ``step`` steps."""
         return stream_lengths(self._mechanisms[:step])
 
     def record_step(self, mechanism: Step, gradients: Released) -> None:
-        """Record the next step; what its gradients are is not kept here."""
+        """Record the next step; the ledger does not store its gradients."""
         self.append(self.steps + 1, mechanism)
 
     def append(self, step: int, mechanism: Step) -> None:
-        """Record step ``step`` (counted from 1) and waits until it is on disk."""
+        """Record step ``step`` (counted from 1) and wait until the line is on disk."""
         self.begin()
         self._write(StepLine(step=step, mechanism=mechanism, previous=self.head))
         self.steps = step
         self._mechanisms.append(mechanism)
 
     def close(self, *, released: str | None = None) -> None:
-        """Write the line that says the run ended as planned.
+        """Write the closing line, which states that the run ended as planned.
 
         Args:
-            released: Digest of what was released, which holds a later reader to it.
+            released: Digest of the released files, by which a reader can verify them.
         """
         self.begin()
         self._write(ClosingLine(closed=True, released=released, previous=self.head))
@@ -342,14 +345,14 @@ class Ledger:
 
 
 def new_run_id() -> str:
-    """Return 128 random bits in hex: public, and derived from no key."""
+    """Return 128 random bits in hex; public, and not derived from a key."""
     return secrets.token_hex(16)
 
 
 def first_line(
     run_id: str, plan: Plan, clipper: Sequence[ClipperChoice] | None = None
 ) -> FirstLine:
-    """Return a ledger's first line."""
+    """Return the first line of a ledger."""
     return FirstLine(
         run_id=run_id,
         schema_version=LEDGER_VERSION,
@@ -360,28 +363,28 @@ def first_line(
 
 
 def line_text(line: StrictModel) -> str:
-    """Return a line as it is written, without its end."""
+    """Return a line as written to the file, without the line break."""
     return json.dumps(as_json(line), sort_keys=True)
 
 
 def hash_of(line: str) -> str:
-    """Return the SHA-256 of a line without its end, which the next one names."""
+    """Return the SHA-256 of a line without its line break; the next line contains this hash."""
     return hashlib.sha256(line.encode()).hexdigest()
 
 
 def read_ledger(path: Path) -> LedgerRecord:
-    """Return what a ledger says, after checking its chain.
+    """Return the content of a ledger after verifying its chain of hashes.
 
     Raises:
-        InputError: It is of another schema version.
-        StateError: A line is damaged, missing, out of order or follows the closing one; named by
-            number; or it is a folder.
+        InputError: The ledger has another schema version.
+        StateError: A line is damaged, missing, out of order or follows the closing line (the error
+            gives its number), or the path is a folder.
     """
     head: str = GENESIS
     first: FirstLine | None = None
     closing: ClosingLine | None = None
     heads, mechanisms = [head], list[Step]()
-    # Bytes that are no text make a line that is no JSON, which is refused by its number.
+    # Bytes that are not text make the line invalid JSON, which is rejected with its line number.
     content = read_file(path)
     *lines, torn = content.decode("utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
@@ -442,7 +445,7 @@ def _step_or_closing(line: str, place: str) -> StepLine | ClosingLine:
 
 
 def _is_of_plan(mechanism: Step, allowed: Sequence[Step], before: Sequence[Any]) -> bool:
-    """Whether a step's mechanism is the plan's, in whichever stream of noise comes next."""
+    """Return whether a step's mechanism is that of the plan and its stream is allowed here."""
     planned = allowed[0]
     if not isinstance(planned, GaussianStep) or planned.stream is None:
         return mechanism in allowed
@@ -456,10 +459,10 @@ def _is_of_plan(mechanism: Step, allowed: Sequence[Step], before: Sequence[Any])
 
 
 def _first_of(line: str, path: Path) -> FirstLine:
-    """Return the first line, once its version is known and its text is what dpft writes."""
+    """Return the first line after checking its version and that dpft wrote its text."""
     try:
         entry = json.loads(line)
-    except (ValueError, RecursionError):  # A ValueError also of a number of too many digits.
+    except (ValueError, RecursionError):  # ValueError also covers integers with too many digits.
         entry = None
     entry = entry if isinstance(entry, dict) else {}
     is_older = entry.get("previous") == GENESIS and {"step", "schema_version"} & {*entry} == {
@@ -486,10 +489,10 @@ def _first_of(line: str, path: Path) -> FirstLine:
 
 
 def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
-    """Reject a ledger that is not that of a finished run of ``plan``.
+    """Reject a ledger that does not belong to a finished run of ``plan``.
 
-    Steps that were taken again with new noise after a crash make it longer than the plan, or
-    shorter, where a stream that broke off cost more steps than it took.
+    Steps that were repeated with new noise after a crash make the ledger longer than the plan. The
+    ledger can also be shorter, if an interrupted stream cost more steps than it took.
     """
     if record.plan != plan:
         raise StateError(
@@ -504,18 +507,18 @@ def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
 
 
 class Noise(StrictModel):
-    """What the cost of one noisy step depends on."""
+    """The numbers that determine the cost of one noisy step."""
 
     noise_multiplier: Positive
-    """Standard deviation of the noise over the sensitivity."""
+    """Standard deviation of the noise divided by the sensitivity."""
     sample_rate: Rate
-    """Probability with which each unit is in a step."""
+    """Probability with which each unit takes part in a step."""
     threshold_delta: NotNegative = 0.0
-    """What of delta goes beside the noise, to the threshold of a histogram."""
+    """Part of delta that the threshold of a histogram uses in addition to the noise."""
 
 
 def noise_of(step: Step) -> Noise:
-    """Return what the cost of a step depends on."""
+    """Return the numbers that determine the cost of a step."""
     if isinstance(step, GaussianStep):
         return Noise(noise_multiplier=step.noise_multiplier, sample_rate=step.sample_rate)
     return Noise(
@@ -528,22 +531,22 @@ def noise_of(step: Step) -> Noise:
 def steps_taken(
     record: LedgerRecord, path: Path, *, planned: Noise | None = None
 ) -> dict[Noise, int]:
-    """Return how many Poisson-sampled Gaussians bound the steps taken, by their noise.
+    """Return the number of Poisson-sampled Gaussians that bound the steps taken, for each noise.
 
-    Of DP-SGD they are the steps, of which those of equal noise add up; of another mechanism those
-    that it says (``Mechanism.compositions``).
+    For DP-SGD this is the number of steps with this noise. For other mechanisms it is the number
+    that ``Mechanism.compositions`` returns.
 
-    A step whose line is torn, or that only the journal has, counts. What it was is not known, so it
-    takes the least noise and the largest sample rate of the whole lines, and the most that a
-    threshold took of delta, and a stream of its own, under which no step of the run cost more.
+    A step with an incomplete line, or only in the journal, counts. Its numbers are not known. It
+    gets the least noise, the largest sample rate and the largest threshold delta of the complete
+    lines, and a separate stream. No step of the run can have cost more.
 
     Args:
-        record: What the ledger says.
+        record: Content of the ledger.
         path: The file, for messages.
-        planned: What the first step would be, where the plan is known.
+        planned: Noise of the first step, if the plan is known.
 
     Raises:
-        InputError: No step is whole, one may have been taken, and ``planned`` is not known.
+        InputError: No step is complete, one may have been taken, and ``planned`` is None.
     """
     plan = record.plan
     mechanism = plan.mechanism if isinstance(plan, PrivacyPlan) else DPSGD()
@@ -561,15 +564,15 @@ def steps_taken(
 
 
 def sorted_by_noise(taken: Mapping[Noise, int]) -> dict[Noise, int]:
-    """Return numbers of steps by their noise, the smallest noise first."""
+    """Return numbers of steps by their noise, in ascending order of the noise multiplier."""
     return dict(sorted(taken.items(), key=lambda item: tuple(dict(item[0]).values())))
 
 
 def as_mechanisms(taken: Mapping[Noise, int], delta: float) -> tuple[SampledGaussian, ...]:
-    """Return steps taken as mechanisms to account for at what thresholds leave of ``delta``.
+    """Return the steps as mechanisms, with ``delta`` reduced by the thresholds of histograms.
 
     Raises:
-        InputError: ``delta`` is out of range, or thresholds leave nothing of it.
+        InputError: ``delta`` is out of range, or the thresholds use all of it.
     """
     thresholds = thresholds_delta(taken)
     if thresholds >= delta:
@@ -592,7 +595,7 @@ def as_mechanisms(taken: Mapping[Noise, int], delta: float) -> tuple[SampledGaus
 
 
 def sum_steps(*taken: Mapping[Noise, int]) -> dict[Noise, int]:
-    """Return the steps of several runs together; those of equal noise add up."""
+    """Return the steps of several runs together, added up for each noise."""
     counts: Counter[Noise] = Counter()
     for steps in taken:
         counts.update(steps)
@@ -600,7 +603,7 @@ def sum_steps(*taken: Mapping[Noise, int]) -> dict[Noise, int]:
 
 
 def thresholds_delta(taken: Mapping[Noise, int]) -> float:
-    """Return what the thresholds of histograms among these steps take of delta."""
+    """Return the part of delta that the thresholds of histograms among these steps use."""
     return math.fsum(noise.threshold_delta * steps for noise, steps in taken.items())
 
 

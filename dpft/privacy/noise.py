@@ -1,39 +1,41 @@
-"""Add the Gaussian noise of a step, with the same bits on every device.
+"""Gaussian noise of a step, with the same bits on every device.
 
-Each parameter is drawn for in blocks of ``BLOCK`` numbers of the whole, flattened parameter. A
-block's noise depends on the step's key, the step, the parameter's place and the block's number,
-and on nothing else: blocks may be drawn in any order, by any number of processes.
+The noise of each parameter is drawn in blocks of ``BLOCK`` numbers of the whole, flattened
+parameter. The noise of a block depends only on the key of the step, the step, the place of the
+parameter and the number of the block. Any number of processes can therefore draw the blocks in any
+order.
 
-Noise is drawn and added in float64, and the sum is rounded once to a fixed grid, a power of two
-between 2^-21 and 2^-20 of the noise's standard deviation, before anything else is done with it.
-Without the grid, floating point would give the sum away (Mironov 2012): a float32 outcome within
-2^-30 of a standard deviation of zero shows the float64 noise itself, and so does one in the tails,
-where radii are few. On the grid, an outcome can be reached from a sum and from its neighbors
-alike, by very many noises, as far as the tails go.
+Noise is drawn and added in float64. The sum is then rounded once to a fixed grid, before any other
+operation. The spacing of the grid is a power of two between 2^-21 and 2^-20 of the noise's standard
+deviation. Without the grid, floating point would reveal the sum (Mironov 2012). A float32 result
+within 2^-30 standard deviations of zero reveals the float64 noise itself. So does a result in the
+tails, where there are few radii. On the grid, very many noise values lead to a given result, both
+from a sum and from its neighbors. This holds as far as the tails extend.
 
-What remains of Mironov's attack: the noise is one of finitely many float64 numbers, so that an
-outcome's probability is not exactly the Gaussian's. A cell of the grid holds all noises in an
-interval of 2^-21 standard deviations. For one angle, radii around r come from uniforms u that are
-spaced by 2^-53, or by 2^-32 u where that is less (``gaussians``), so radii are spaced by at most
-2^-32 / r, a cell holds 2^11 r of them or more, and its probability is off by a ratio of at most
-1 + 2^-11 / r: that is the worst, where u is near 2^-21 and r near 5.4; at r = 3 it is 1 + 2^-27, at
-r = 1 less than 1 + 2^-30. Below r = 2^-21 there are only 512 radii, of which a run sees one with
-a probability of 2^-43 a pair. All of it is for one angle, and some 2^29 / r angles share a cell and
-average. Rounding of logarithm, root and cosine (2^-50, relative) moves noises across the edges of
-cells by as little. Noises beyond 18.8 standard deviations are not counted on: see ``planning``.
+A small part of Mironov's attack remains. The noise is one of finitely many float64 numbers, so the
+probability of an outcome is not exactly that of the Gaussian. A cell of the grid contains all noise
+values in an interval of 2^-21 standard deviations. For one angle, radii around r come from uniforms
+u that are spaced by 2^-53, or by 2^-32 u if that is less (``gaussians``). Radii are therefore
+spaced by at most 2^-32 / r, and a cell contains at least 2^11 r of them. The probability of a cell
+is off by a ratio of at most 1 + 2^-11 / r. The worst case is u near 2^-21 and r near 5.4. At r = 3
+the ratio is 1 + 2^-27, and at r = 1 it is less than 1 + 2^-30. Below r = 2^-21 there are only 512
+radii, and a run sees one of these with a probability of 2^-43 per pair. All of this holds for one
+angle. About 2^29 / r angles share a cell and average out. The rounding of logarithm, root and
+cosine (2^-50, relative) moves noise values across cell edges by as little. The guarantee does not
+rely on noise beyond 18.8 standard deviations: see ``plan_building``.
 
-``CorrelatedNoise`` is that of which b steps hang together, by the recursion of
-``mechanisms.banded``. Each stretch of a block keeps its last b - 1 vectors x in float64, on the
-rank that adds its noise. The recursion is of these, and never of rounded sums: what is released is
-rounded once, as independent noise is, and rounding a released sum is post-processing. Each number
-is computed by the same operations in the same order wherever it lies, so that it has the same bits
-at any number of ranks.
+``CorrelatedNoise`` correlates the noise of b steps by the recursion of ``mechanisms.banded``. For
+each segment of a block, the rank that adds the noise keeps the last b - 1 vectors x in float64. The
+recursion uses these vectors and never rounded sums: the released sum is rounded once, like
+independent noise, and rounding a released sum is post-processing. Each number is computed by the
+same operations in the same order on any rank, so it has the same bits for any number of ranks.
 
-``SignalMeter`` measures how long a step's signal and noise are, block by block before the two are
-added: afterwards the noise is known only up to the rounding. Li et al. 2022 (arXiv 2110.05679),
-section 3.1.1 and Figure 3, right: with g the mean of the clipped gradients and z the noise on it,
-the average of ``r = ||g|| / ||z||`` over the first updates goes with the score at the end. It reads
-the records, and epsilon does not cover it: it is for a run's private/ folder alone.
+``SignalMeter`` measures the norms of a step's signal and noise, block by block before they are
+added. Afterwards the noise is known only up to rounding. Li et al. 2022 (arXiv 2110.05679), section
+3.1.1 and Figure 3, right: let g be the mean of the clipped gradients and z the noise on it. The
+average of ``r = ||g|| / ||z||`` over the first updates correlates with the final score. The meter
+reads the records, and epsilon does not cover it. Its results are only for the run's private/
+folder.
 """
 
 import math
@@ -55,56 +57,57 @@ from dpft.privacy.cipher import Address, AgingKey, Purpose, fill_with_keystream,
 from dpft.privacy.gaussians import REFINING_WORDS, WORD_BYTES, BoxMuller, keystream_words
 
 SIGNAL_STEPS = 30
-"""Updates, from the first, over which the ratio is averaged (Li et al. 2022, section 3.1.1)."""
+"""Number of first updates over which the ratio is averaged (Li et al. 2022, section 3.1.1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SignalAndNoise:
-    """The lengths of a step's mean clipped gradient and of the noise on it. Private."""
+    """Norms of a step's mean clipped gradient and of the noise on it. Private."""
 
     signal: float
-    """Norm of the clipped sum over the expected batch size; 0 where nobody was drawn."""
+    """Norm of the clipped sum divided by the expected batch size; 0 for an empty batch."""
     noise: float
-    """Norm of the noise over the expected batch size; above 0."""
+    """Norm of the noise divided by the expected batch size; above 0."""
 
     @property
     def ratio(self) -> float:
-        """Signal to noise."""
+        """Signal-to-noise ratio."""
         return self.signal / self.noise
 
 
 class SignalMeter:
-    """Adds up the squares of a step's clipped sum and of its noise, in float64.
+    """Sums of squares of a step's clipped sum and of its noise, in float64.
 
-    The noise counts in units of its standard deviation, so that no such unit overflows or vanishes.
+    The noise is measured in units of its standard deviation, so that no standard deviation makes
+    the squares overflow or vanish.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Start with nothing measured, on the device of what is to be measured."""
+        """Start at zero, on the device of the tensors to measure."""
         self._signal = torch.zeros((), dtype=torch.float64, device=device)
         self._noise = torch.zeros((), dtype=torch.float64, device=device)
 
     def add(self, clipped_sum: Tensor, gaussians: Tensor) -> None:
-        """Add a block's squares; take memory of one block, and changes neither tensor.
+        """Add the squares of a block, using memory for one block and changing neither tensor.
 
         Args:
             clipped_sum: The block of the sum before its noise, any dtype.
-            gaussians: What its noise is ``noise_std`` times of, float64, of the same shape.
+            gaussians: The noise of the block divided by ``noise_std``, float64, of the same shape.
         """
         self._signal += vector_norm(clipped_sum, dtype=torch.float64).square()
         self._noise += vector_norm(gaussians).square()
 
     def sum_over_ranks(self, ranks: Ranks) -> None:
-        """Add what the other ranks measured of theirs."""
+        """Add the measurements of the other ranks."""
         both = ranks.total(torch.stack((self._signal, self._noise)))
         self._signal, self._noise = both[0], both[1]
 
     def mean(self, noise_std: float, expected_batch_size: float) -> SignalAndNoise:
-        """Return what was measured of the mean gradient.
+        """Return the norms of signal and noise in the mean gradient.
 
         Args:
             noise_std: Standard deviation of the noise on the sum.
-            expected_batch_size: What the noisy sum is divided by.
+            expected_batch_size: Divisor of the noisy sum.
         """
         return SignalAndNoise(
             signal=math.sqrt(float(self._signal)) / expected_batch_size,
@@ -119,11 +122,12 @@ NOISE_SOURCE = (
 BLOCK = 2**20
 """Numbers of a parameter that share an address; even."""
 Correlate = Callable[[Piece, int, Tensor], Tensor]
-"""Turns fresh Gaussians into a step's, in place, given their piece and their place in its block."""
+"""Function that turns fresh Gaussians into a step's noise, in place. Its arguments are their piece,
+their place in the block of this piece, and the Gaussians."""
 
 
 class NoiseStream:
-    """The secret source of a run's noise: a key that ages with the steps, and where to draw."""
+    """Secret source of a run's noise: a key that ages with the steps, and a device."""
 
     def __init__(self, device: torch.device, key: AgingKey) -> None:
         """Draw on ``device`` from ``key``, which ages with the steps."""
@@ -131,26 +135,27 @@ class NoiseStream:
 
 
 class BlockNoise:
-    """The blocks of one step's noise, one at a time, in memory that is used again."""
+    """The blocks of one step's noise, in memory that is reused."""
 
     def __init__(self, stream: NoiseStream, step: int) -> None:
         """Draw from the stream's key of ``step``, which must not be forgotten."""
         self._step, self._key = step, stream.key.at(step)
         self._device = stream.device
         self.draws_at_once = stream.device.type != "cpu"
-        """Whether blocks are drawn together, and not one after the other in the same memory."""
+        """Whether blocks are drawn together, instead of one after the other in the same memory."""
         self._box_muller = BoxMuller(stream.device)
         self._zeros, self._bits = b"", bytearray()
 
     def halves(self, blocks: Sequence[Piece]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the first and the second half of each block's numbers.
 
-        On a processor block by block, in memory that is used again; on an accelerator all blocks
-        are drawn at once, in as many operations as one, and all of it stays until the next call.
+        On a CPU, blocks are drawn one by one in memory that is reused. On an accelerator, all
+        blocks are drawn at once, in as many operations as one block, and remain in memory until the
+        next call.
 
         Args:
-            blocks: Which block of which parameter, and how many numbers it has, at most ``BLOCK``,
-                the same at every draw. Where that is odd the last number is one too many.
+            blocks: Parameter, number and length of each block, at most ``BLOCK`` numbers, the same
+                at every draw. If the length is odd, the last number is one too many.
         """
         if not self.draws_at_once:
             for piece in blocks:
@@ -176,12 +181,12 @@ class BlockNoise:
         yield from zip(cosines.split(lengths), sines.split(lengths), strict=True)
 
     def _refinement(self, piece: Piece, words: int) -> bytearray:
-        """Return the words that extend a block's uniforms near 0."""
+        """Return the words that extend the uniforms of a block that are close to 0."""
         address = Address(Purpose.REFINEMENT, self._step, piece.place, piece.block)
         return keystream(self._key, address, WORD_BYTES * words)
 
     def _words(self, parameter: int, block: int, count: int) -> Tensor:
-        """Return words of 64 secret bits on the processor, int64, shape (count,)."""
+        """Return words of 64 secret bits on the CPU, int64, shape (count,)."""
         size = WORD_BYTES * count
         if len(self._bits) < size:
             self._zeros, self._bits = bytes(size), bytearray(size)
@@ -208,26 +213,27 @@ def add_noise(
     """Add N(0, noise_std^2) to every coordinate of every trainable parameter's ``grad``.
 
     Args:
-        parameters: All the model's parameters in the model's order, or by name: the place of one
-            among them is part of its noise's address, so that what trains may change between
-            steps. One that requires no grad is left alone; one without a ``grad`` gets noise alone.
-            Or where else their sums are: of a sharded model each rank finishes its own shard.
+        parameters: All parameters of the model in the model's order, or by name. The place of a
+            parameter is part of the address of its noise, so the trainable parameters may change
+            between steps. A parameter that does not require grad is not changed. A parameter
+            without a ``grad`` gets only noise. Alternatively, a ``StepSums`` that holds the sums
+            elsewhere: for a sharded model, each rank finishes its own shard.
         noise_std: noise_multiplier times the sensitivity of the sum.
-        noise: Where the noise comes from.
-        step: The run's step, counted from 0, a different one at each call for a run: the same
-            step is the same noise.
-        meter: Measures each block before its noise is added; it changes neither. None: nothing is
-            measured.
-        ranks: Whose gradients are added up first; each block of the sum gets its noise from one of
-            them, which gives it to all.
-        correlate: Makes the step's noise, of standard deviation 1 or more, of fresh Gaussians;
-            None: they are the step's noise.
+        noise: Source of the noise.
+        step: Step of the run, counted from 0, different in each call of a run. The same step gives
+            the same noise.
+        meter: Measures each block before its noise is added, without changing sum or noise. None:
+            nothing is measured.
+        ranks: Ranks whose gradients are added up first. One rank adds the noise to each block of
+            the sum and sends the result to all ranks.
+        correlate: Turns fresh Gaussians into the noise of the step, with a standard deviation of at
+            least 1. None: the fresh Gaussians are the noise of the step.
 
     Guarantees:
-        Coordinates get independent draws, added in float64 whatever the gradient's dtype. Each
-        noisy coordinate is rounded once to a multiple of ``grid(noise_std)`` and then cast, which
-        for float32 is exact up to 8 standard deviations, and a fixed coarser grid beyond. However
-        many ranks there are, a coordinate gets the same draw, and once.
+        Coordinates get independent draws, which are added in float64 for every dtype of the
+        gradient. Each noisy coordinate is rounded once to a multiple of ``grid(noise_std)`` and
+        then cast. For float32, the cast is exact up to 8 standard deviations, and rounds to a fixed
+        coarser grid beyond. For any number of ranks, a coordinate gets the same draw exactly once.
 
     Raises:
         ValueError: ``noise_std`` is not positive and finite, or the key of the step is forgotten.
@@ -245,7 +251,7 @@ def add_noise(
                 if meter is not None:
                     meter.add(target.to(half.device), half)
                 waiting.append((target, half))
-            if not blocks.draws_at_once:  # the next block's numbers take the place of these
+            if not blocks.draws_at_once:  # the next block reuses this memory
                 _add(waiting, noise_std, spacing)
                 waiting = []
         if waiting:
@@ -260,7 +266,7 @@ def add_noise(
 
 
 class IndependentNoise:
-    """Noise of steps that know nothing of each other: DP-SGD's."""
+    """Noise that is independent in each step, as DP-SGD requires."""
 
     def __init__(self, stream: NoiseStream) -> None:
         """Draw from ``stream``."""
@@ -275,23 +281,23 @@ class IndependentNoise:
         meter: SignalMeter | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """As ``add_noise``."""
+        """Add the noise of a step; see ``add_noise``."""
         add_noise(sums, noise_std, self._stream, step, meter=meter, ranks=ranks)
 
     def history(self) -> dict[str, Tensor]:
-        """Return nothing: no step's noise depends on another's."""
+        """Return an empty history, because the noise of different steps is independent."""
         return {}
 
 
 class WholeSums:
-    """The sums in ``grad`` of parameters that each rank holds whole."""
+    """Sums in the ``grad`` of parameters that each rank holds completely."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
-        """Take all the model's parameters, in the model's order."""
+        """Take all parameters of the model, in the model's order."""
         self._parameters, self._ranks = parameters, ranks
 
     def reduce_sums(self, block: int, finish: FinishPieces) -> None:
-        """Give every rank every finished sum, the same bits; as ``StepSums``."""
+        """Give every rank the same bits of every finished sum; see ``StepSums``."""
         with _flat_gradients(self._parameters) as flat:
             pieces = [
                 (piece, gradient[start:end])
@@ -322,7 +328,7 @@ def grid(noise_std: float) -> float:
 
 
 def _add(waiting: Iterable[tuple[Tensor, Tensor]], noise_std: float, spacing: float) -> None:
-    """Add to each sum its Gaussians times ``noise_std``, and round; the Gaussians are used up."""
+    """Add to each sum its Gaussians times ``noise_std``, and round; overwrite the Gaussians."""
     for target, gaussians in waiting:
         target.copy_(_on_grid(gaussians.mul_(noise_std).add_(target.to(gaussians.device)), spacing))
 
@@ -338,16 +344,16 @@ def _add_at_once(
 
 
 def _on_grid(values: Tensor, spacing: float) -> Tensor:
-    """Round to multiples of a power of two, in place; scaling by it is exact.
+    """Round to multiples of a power of two, in place; scaling by a power of two is exact.
 
-    A zero has no sign: -0.0 would tell on which side of zero the sum lay.
+    Adding 0.0 removes the sign of zeros, because -0.0 would reveal that the sum was below zero.
     """
     return values.mul_(1 / spacing).round_().mul_(spacing).add_(0.0)
 
 
 @contextmanager
 def _flat_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[list[tuple[int, Tensor]]]:
-    """Give the flattened gradient of each that trains, to be written to, and its place."""
+    """Yield the place and the flattened, writable gradient of each trainable parameter."""
     flat, copies = [], []
     for place, parameter in enumerate(parameters):
         if not parameter.requires_grad or not parameter.numel():
@@ -367,7 +373,7 @@ def _flat_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[list[tuple[i
 def _overlaps(
     total: Tensor, offset: int, halves: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield what of a block's stretch each half covers, what covers it, and its place there."""
+    """Yield each overlap of a segment with the halves: its sum, its noise, and its place there."""
     start = 0
     for half in halves:
         first, last = max(start, offset), min(start + len(half), offset + len(total))
@@ -377,24 +383,25 @@ def _overlaps(
 
 
 class CorrelatedNoise:
-    """The noise of one stream's steps, and what it must remember of them.
+    """Correlated noise of one stream's steps, with the history that it needs.
 
     Guarantees:
-        With x the noise over ``noise_std``, ``c_0 x_t + ... + c_(b-1) x_(t-b+1)`` are independent
-        standard Gaussians, those of ``NoiseStream``, over all steps since the stream began. Numbers
-        that got no noise in a step begin anew: their earlier noise is no longer that of the steps
-        just before, and hanging on to it would count two steps as nearer than they are.
+        Let x be the noise divided by ``noise_std``. Then ``c_0 x_t + ... + c_(b-1) x_(t-b+1)`` are
+        the independent standard Gaussians of ``NoiseStream``, over all steps since the stream
+        began. Numbers that got no noise in a step begin a new history. Their earlier noise is no
+        longer that of the steps directly before, and using it would treat two steps as closer than
+        they are.
     """
 
     def __init__(
         self, stream: NoiseStream, coefficients: Sequence[float], history: Mapping[str, Tensor]
     ) -> None:
-        """Begins a stream, or goes on with one.
+        """Begin or continue a stream.
 
         Args:
-            stream: Where fresh Gaussians come from.
+            stream: Source of fresh Gaussians.
             coefficients: c_0 to c_(b-1).
-            history: As ``history`` returned it; empty: a stream begins.
+            history: Value that ``history`` returned; empty: a new stream.
         """
         self._stream = stream
         self._first, *self._others = coefficients
@@ -402,7 +409,7 @@ class CorrelatedNoise:
             name: deque(rows.to(stream.device, copy=True).unbind(), maxlen=len(self._others))
             for name, rows in history.items()
         }
-        """Of each stretch the vectors x of the steps before, the last one first."""
+        """For each segment, the vectors x of the previous steps, the latest first."""
         self._met: set[str] = set()
 
     def add(
@@ -414,7 +421,7 @@ class CorrelatedNoise:
         meter: SignalMeter | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """As ``add_noise``, of noise that hangs together; once for each step, in their order."""
+        """Add correlated noise; see ``add_noise``. Call once for each step, in their order."""
         self._met.clear()
         add_noise(
             sums, noise_std, self._stream, step, meter=meter, ranks=ranks, correlate=self._correlate
@@ -422,19 +429,19 @@ class CorrelatedNoise:
         self._earlier = {name: kept for name, kept in self._earlier.items() if name in self._met}
 
     def history(self) -> dict[str, Tensor]:
-        """Return each stretch's vectors x, float64, shape (steps, numbers), the last one first."""
+        """Return each segment's vectors x, float64, shape (steps, numbers), the latest first."""
         return {
             name: torch.stack(tuple(kept)).cpu() for name, kept in self._earlier.items() if kept
         }
 
     def _correlate(self, piece: Piece, first: int, fresh: Tensor) -> Tensor:
-        """Turn fresh Gaussians of a stretch into x, in place, and remembers it."""
+        """Turn the fresh Gaussians of a segment into x, in place, and store x in the history."""
         name = f"{piece.place}.{piece.block}.{first}.{len(fresh)}"
         most = len(self._others)
         self._met.add(name)
         earlier = self._earlier.setdefault(name, deque(maxlen=most))
         for coefficient, x in zip(self._others, earlier, strict=False):
-            # two roundings, never a fused one, which would depend on a number's place
+            # two roundings, never a fused multiply-add, whose use would depend on a number's place
             fresh.sub_(x * coefficient)
         fresh.div_(self._first)
         if most:

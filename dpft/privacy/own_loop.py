@@ -1,10 +1,11 @@
 """Poisson batches and Gaussian noise for users who write their own training loop.
 
-``dpft train`` does all of this by itself. Whoever keeps a loop, and a model that is no language
-model, needs four things that hang together by three numbers: batches that are drawn as the
-accountant assumes, gradients that are clipped (``dpft.privacy.clipping.PerExampleClipper``), noise
-of a standard deviation in units of the clipping norm, and an epsilon (``dpft.account``). The two
-that are here are the very ones that ``dpft train`` uses, with keys from the operating system.
+``dpft train`` does all of this. A custom loop, for example for a model that is not a language
+model, needs four parts that share three numbers. Batches must be drawn as the accountant assumes.
+Gradients must be clipped (``dpft.privacy.clipping.PerExampleClipper``). The standard deviation of
+the noise must be given in units of the clipping norm, and epsilon computed (``dpft.account``). This
+module contains the batches and the noise. Both are the implementations that ``dpft train`` uses,
+with keys from the operating system.
 
 >>> import torch
 >>> batches = PoissonBatches(num_examples=1000, expected_batch_size=100, steps=3)
@@ -29,23 +30,23 @@ from dpft.privacy.sampling import PoissonSampler, SamplingStream
 
 
 class PoissonBatches:
-    """The logical batches of a run: each example joins each with the same probability.
+    """Logical batches of a run; each example joins each batch with the same probability.
 
     Guarantees:
-        Batches are drawn as ``dpft.account`` assumes for the same three numbers. One may be empty,
-        and still is a step; its size and its members are secret.
+        Batches are drawn as ``dpft.account`` assumes for the same three numbers. An empty batch is
+        possible and still counts as a step. The size and the members of a batch are secret.
     """
 
     def __init__(self, *, num_examples: int, expected_batch_size: float, steps: int) -> None:
-        """Take a key from the operating system, for these batches alone.
+        """Take a key from the operating system, for these batches only.
 
         Args:
-            num_examples: How many examples there are, a public number.
-            expected_batch_size: How many of them a batch has on average.
-            steps: How many batches there are; ``dpft.account(...).steps``.
+            num_examples: Public number of examples.
+            expected_batch_size: Average number of examples in a batch.
+            steps: Number of batches; ``dpft.account(...).steps``.
 
         Raises:
-            InputError: A number cannot be.
+            InputError: A number is out of range.
         """
         if not 0 < expected_batch_size <= num_examples or steps < 1:
             raise InputError(
@@ -62,14 +63,15 @@ class PoissonBatches:
         self._drawn = 0
 
     def __len__(self) -> int:
-        """Return how many batches there are."""
+        """Return the number of batches."""
         return self._steps
 
     def __iter__(self) -> Iterator[Tensor]:
         """Yield the indices of each batch, ascending, shape (size,), int64; each batch once.
 
         Raises:
-            InputError: All of them were drawn: others would be more than was accounted for.
+            InputError: All batches were drawn. Further batches would exceed the steps accounted
+                for.
         """
         if self._drawn == self._steps:
             raise InputError(
@@ -86,26 +88,28 @@ class PoissonBatches:
 
 
 class GaussianNoise:
-    """Turns sums of clipped gradients into private gradients, one step after the other.
+    """Noise source that turns sums of clipped gradients into private gradients, step by step.
 
     Guarantees:
-        As ``dpft.privacy.noise.add_noise``: from a stream cipher under a key of the operating
-        system, in float64, rounded once with the sum to a fixed grid. No step's noise is another's.
+        As for ``dpft.privacy.noise.add_noise``: the noise comes from a stream cipher with a key
+        from the operating system. It is added in float64, and the sum is rounded once to a fixed
+        grid. The noise of each step is independent.
     """
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], *, noise_std: float, expected_batch_size: float
     ) -> None:
-        """Take a key from the operating system, for these parameters alone.
+        """Take a key from the operating system, for these parameters only.
 
         Args:
-            parameters: All of the model's; those that require grad get noise.
-            noise_std: ``noise_multiplier * max_grad_norm``, where one unit moves the sum by at
-                most ``max_grad_norm``.
-            expected_batch_size: What sums are divided by, never by the size of a draw.
+            parameters: All parameters of the model; those that require grad get noise.
+            noise_std: ``noise_multiplier * max_grad_norm``, if one unit changes the sum by at most
+                ``max_grad_norm``.
+            expected_batch_size: Divisor of the sums; never the size of a draw.
 
         Raises:
-            InputError: A number is not positive, or nothing requires grad.
+            InputError: A number is not positive, or the parameters that require grad are not on
+                exactly one device.
         """
         if not (noise_std > 0 and expected_batch_size > 0):
             raise InputError(
@@ -128,9 +132,10 @@ class GaussianNoise:
         self._step = 0
 
     def privatize_gradients(self) -> None:
-        """End a step: every trainable ``grad`` becomes the private gradient.
+        """End a step by turning every trainable ``grad`` into the private gradient.
 
-        ``(clipped sum + N(0, noise_std^2)) / expected_batch_size``, where there is no sum as well.
+        The private gradient is ``(clipped sum + N(0, noise_std^2)) / expected_batch_size``. A
+        parameter without a clipped sum also gets noise.
         """
         add_noise(self._parameters, self._noise_std, self._stream, self._step)
         self._step += 1

@@ -1,7 +1,7 @@
-"""A clipper for plans with phases, in which trained parameters and clipping norm change.
+"""Clipper for plans with phases, between which trainable parameters and clipping norm change.
 
-A method of two phases (LP-FT, two-phase training) trains other parameters in its second one, under
-a clipping norm of its own. ``PrivacyEngine`` and ``ClippedEngine`` clip through here.
+The second phase of a two-phase method (LP-FT, two-phase training) trains other parameters, with its
+own clipping norm. ``PrivacyEngine`` and ``ClippedEngine`` use this clipper.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,12 +22,13 @@ from dpft.privacy.release_guard import HeldState
 
 
 class PhasedClipper:
-    """The clipper of the phase that a run is in, on the model inside its ``with`` block.
+    """Clipper of the current phase of a run, attached to the model inside its ``with`` block.
 
     Guarantees:
-        In a step of ``phase`` a unit's presence moves the sum that ``accumulate`` adds up by at
-        most ``phase.sensitivity``, the rounding of a step's sum included, and what trains is what
-        trained when the phase began. Between ``begin_step`` and ``end_step`` nothing moves it.
+        In a step of ``phase``, one unit changes the sum that ``accumulate`` adds up by at most
+        ``phase.sensitivity``, including the rounding of the sum. The trainable parameters are those
+        with which the phase began. Nothing changes their values between ``begin_step`` and
+        ``end_step``.
     """
 
     def __init__(
@@ -37,12 +38,12 @@ class PhasedClipper:
     ) -> None:  # fmt: skip
         """Prepare to clip from step ``step`` on, counted from 0.
 
-        ``options`` say how to clip, except for the norm, which is each phase's own. The other
+        ``options`` define how to clip, except for the norm, which each phase sets. The other
         arguments are those of ``PrivacyEngine``.
 
         Raises:
-            ValueError: A phase's sensitivity is not the clipper's.
-            InputError: As ``PerExampleClipper``.
+            ValueError: The sensitivity of a phase differs from that of the clipper.
+            InputError: See ``PerExampleClipper``.
         """
         for phase in plan.phases:
             style = clipping_style(plan.clipping, max_grad_norm=phase.max_grad_norm)
@@ -54,7 +55,7 @@ class PhasedClipper:
         self._number = plan.phase_number_at(min(step, plan.steps - 1))
         self._clipper = self._make(self._number)
         self.parameters: Sequence[nn.Parameter] = self._trainable()
-        """What trains in the phase."""
+        """Trainable parameters of the phase."""
         self._held: HeldState | None = None
         self._non_finite_before = 0
         self._resources = ExitStack()
@@ -68,14 +69,14 @@ class PhasedClipper:
 
     @property
     def non_finite(self) -> int:
-        """Examples left out so far because their loss or gradient was not finite; private."""
+        """Examples skipped so far because their loss or gradient was not finite; private."""
         return self._non_finite_before + self._clipper.non_finite
 
     def begin_step(self, step: int) -> None:
-        """Clip what trains now at its phase's norm, where step ``step`` is of another phase.
+        """Begin a step, and switch to the next phase's clipper if step ``step`` begins that phase.
 
         Raises:
-            RunError: What trains is no longer what the phase's clipper was made for.
+            RunError: The trainable parameters are no longer those of the phase's clipper.
         """
         number = self._plan.phase_number_at(step)
         if number != self._number:
@@ -89,23 +90,23 @@ class PhasedClipper:
         self._held = HeldState({n: p for n, p in named if p.requires_grad or n in moved})
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
-        """Add a micro-batch's clipped sum to ``grad``; as ``PerExampleClipper.accumulate``.
+        """Add the clipped sum of a micro-batch to ``grad``; see ``PerExampleClipper.accumulate``.
 
-        ``batch`` is what ``losses_of`` takes. The rows of a privacy unit are contiguous.
+        ``batch`` is the argument of ``losses_of``. The rows of a privacy unit are contiguous.
         """
         norms = self._clipper.accumulate(batch, rows_per_unit)
         return MicroBatchResult(losses=self._clipper.losses, norms=norms)
 
     def self_check(self, *batches: Any, rows_per_unit: int = 1) -> ClippingChoice:
-        """Check the clipper of this phase; as ``PerExampleClipper.self_check``."""
+        """Check the clipper of this phase; see ``PerExampleClipper.self_check``."""
         return self._clipper.self_check(*batches, rows_per_unit=rows_per_unit)
 
     def end_step(self) -> None:
-        """Reject a step in which something else than noisy sums moves what trains.
+        """Reject a step in which anything but a noisy sum changes the trainable parameters.
 
         Raises:
-            RunError: What trains is no longer what the phase's clipper was made for, or a forward
-                wrote to it.
+            RunError: The trainable parameters are no longer those of the phase's clipper, or a
+                forward pass wrote to them.
         """
         self.check_parameters()
         held, self._held = self._held, None
@@ -114,7 +115,7 @@ class PhasedClipper:
         held.check()
 
     def check_parameters(self) -> None:
-        """Reject a parameter that would move without noise, or get noise and never move."""
+        """Reject a parameter that would change without noise, or get noise and never change."""
         if [id(p) for p in self._trainable()] != [id(p) for p in self.parameters]:
             raise RunError(
                 "other parameters are trainable than when the phase began. Do not freeze, unfreeze"

@@ -1,8 +1,8 @@
-"""The public plan of a private run; it is fixed before any record is used.
+"""The public plan of a private run, fixed before any record is used.
 
-Sampler, noise, ledger, accountants and reports all ask its one ``mechanism`` and its one ``event``,
-so what is reported is what was run (docs/dev/design.md, rule 1). Its fields are public
-configuration; nothing here depends on data.
+The sampler, noise, ledger, accountants and reports all use the plan's one ``mechanism`` and one
+``event``. Reports therefore describe exactly what was run (docs/dev/design.md, rule 1). All fields
+are public configuration; nothing depends on data.
 """
 
 import math
@@ -29,51 +29,52 @@ Clipping = Literal["flat", "automatic", "automatic_v", "per_layer"]
 NEIGHBORING_RELATION: Relation = "add_or_remove_one"
 SAMPLER: Literal["poisson"] = "poisson"
 NO_SAMPLING: Literal["none"] = "none"
-"""Every unit takes part, as in a histogram."""
+"""Name of the sampler in which every unit takes part, as in a histogram."""
 EXAMPLE = "example"
-"""The unit of privacy where each record is one of its own."""
+"""Privacy unit if each record is a unit."""
 CHUNK = "chunk"
-"""The unit of privacy where a record is cut into chunks, and each is one of its own."""
+"""Privacy unit if records are cut into chunks and each chunk is a unit."""
 GIVEN: DeltaSource = "given"
-"""The source of a delta that the configuration gives."""
+"""Source of a delta that the configuration sets."""
 
 
 class Phase(StrictModel):
-    """A stretch of steps under one method and one clipping norm."""
+    """Consecutive steps with one method and one clipping norm."""
 
     method: str
-    """What trains in it."""
+    """Name of the method, which determines the trainable parameters."""
     steps: AtLeastOne
-    """Noisy steps of the phase."""
+    """Number of noisy steps in the phase."""
     max_grad_norm: Positive
     """Clipping norm of the phase."""
     sensitivity: Positive
-    """Most that one unit can move the clipped sum, in L2 norm."""
+    """Maximum L2 norm by which one unit can change the clipped sum."""
 
 
 class StepsPlan(StrictModel):
-    """How often a run trains on how many of its examples: the plan of ordinary training."""
+    """Number of steps, batch size and examples of a run: the plan of non-private training."""
 
     num_examples: AtLeastOne
-    """Number of examples, or of units, taken as public."""
+    """Number of examples or privacy units, treated as public."""
     expected_batch_size: AtLeastOne
-    """Units of a step in expectation, the divisor of each noisy sum."""
+    """Expected number of units per step, and the divisor of each noisy sum."""
     steps: AtLeastOne
-    """Planned steps."""
+    """Number of planned steps."""
 
 
 class ClippingPlan(StepsPlan):
-    """What a run draws and how it clips that, step by step: a mechanism but for its noise.
+    """Plan of the draws and the clipping of each step: a mechanism without its noise.
 
-    Alone it is the plan of a run with ``privacy=none`` and a clipping norm, and promises nothing.
+    This class itself is the plan of a run with ``privacy=none`` and a clipping norm, which gives no
+    guarantee.
     """
 
     sample_rate: Rate
-    """Probability with which each unit is in a step."""
+    """Probability with which each unit takes part in a step."""
     clipping: Clipping
-    """How gradients are clipped."""
+    """Clipping style: how gradients are scaled."""
     phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
-    """Stretches of steps under one method and one clipping norm."""
+    """Phases in order, each with one method and one clipping norm."""
 
     def _check_fields(self) -> None:
         if sum(phase.steps for phase in self.phases) != self.steps:
@@ -81,16 +82,16 @@ class ClippingPlan(StepsPlan):
 
     @property
     def one_max_grad_norm(self) -> float | None:
-        """The norm above which a gradient is clipped, where all phases share one."""
+        """Clipping norm of all phases, or None if phases differ or clipping is not flat."""
         norms = {phase.max_grad_norm for phase in self.phases}
         return norms.pop() if self.clipping == "flat" and len(norms) == 1 else None
 
     def phase_at(self, step: int) -> Phase:
-        """Return the phase that step ``step`` (counted from 0) belongs to."""
+        """Return the phase that contains step ``step`` (counted from 0)."""
         return self.phases[self.phase_number_at(step)]
 
     def phase_number_at(self, step: int) -> int:
-        """Return which of ``phases`` step ``step`` belongs to, both counted from 0."""
+        """Return the index in ``phases`` of the phase that contains step ``step``, both from 0."""
         end = 0
         for number, phase in enumerate(self.phases):
             end += phase.steps
@@ -104,73 +105,76 @@ class ClippingPlan(StepsPlan):
 
 
 class SpentBefore(StrictModel):
-    """What the same records spent before on a histogram, as that one's ledger has it.
+    """Privacy that the same records already spent on a histogram, according to its ledger.
 
-    It is the histogram of the run's tokenizer, or that of a synthesis.
+    The histogram belongs to the run's tokenizer or to a synthesis.
     """
 
     run_id: str
-    """What names the histogram's ledger."""
+    """Run id in the ledger of the histogram."""
     lines: AtLeastOne
-    """Lines of it."""
+    """Number of lines in this ledger."""
     head: str
-    """Hash of the last of them."""
+    """Hash of the last line of this ledger."""
     delta: Delta
     """Delta of the histogram."""
     mechanism: Histogram
-    """The ledger's one step."""
+    """The one step in this ledger."""
 
     def _check_fields(self) -> None:
         _check_same("delta", self.delta, self.mechanism.delta)
 
 
 class WhomItProtects(StrictModel):
-    """Whose contribution a private run hides, at which delta, and what a reader must know of it."""
+    """Privacy unit, delta and further facts that a reader of the guarantee must know."""
 
     delta: Delta
-    """The promised delta."""
+    """Target delta."""
     delta_source: DeltaSource = GIVEN
-    """given, by privacy.delta; or the rule of task.default_delta: own_data, 1/(10n) rounded down,
-    or published, the papers' 1/(2n)."""
+    """given if privacy.delta is set; otherwise the rule of task.default_delta: own_data (1/(10n),
+    rounded down) or published (1/(2n), as in the papers)."""
     unit: str = EXAMPLE
-    """example, or the column whose value says whose record a row is."""
+    """example, or the column whose value identifies the owner of a row."""
     unit_definition: str = "one example"
-    """What the unit is, in words that follow "the unit is"."""
+    """Definition of the privacy unit, as a phrase that follows "the unit is"."""
     neighboring_relation: Relation = NEIGHBORING_RELATION
     """How neighboring data sets differ."""
     reproducible: bool = False
-    """Whether a seed for tests made the randomness predictable, so that nothing is protected."""
+    """Whether a test seed made the randomness predictable, so that nothing is protected."""
     data_id: str | None = None
-    """The owner's public name of the data; runs of different names may be left out of a total."""
+    """Public name that the owner gave the data. A total over several runs may skip runs with
+    another name."""
 
 
 class PrivacyPlan(ClippingPlan, WhomItProtects):
-    """What a private run will do, step by step.
+    """Plan of a private run, step by step.
 
     Guarantees:
-        ``mechanism`` says how units are drawn and how the noise of steps hangs together, at the
-        plan's ``sample_rate`` and ``noise_multiplier``; ``event`` is what that costs, of the same
-        numbers.
+        ``mechanism`` defines how units are drawn and how the noise of different steps is
+        correlated, at the plan's ``sample_rate`` and ``noise_multiplier``. ``event`` is the cost of
+        exactly these numbers.
     """
 
     noise_multiplier: Positive
-    """Standard deviation of the noise over the sensitivity."""
+    """Standard deviation of the noise divided by the sensitivity."""
     mechanism: AnyMechanism = DPSGD()
-    """How draws and noise of steps hang together, by name, and its numbers. Absent: dp_sgd, where
-    no step knows another's."""
+    """Name and numbers of the mechanism, which relates the draws and the noise of different steps.
+    Absent: dp_sgd, whose steps are independent."""
     sampler: Sampler = SAMPLER
     """How units are drawn."""
     calibration: Calibration | None = None
-    """What chose the noise multiplier; absent if it was given."""
+    """How the noise multiplier was calibrated; absent if the noise multiplier was given."""
     accountant: str = "prv"
-    """Whose bound leads a report."""
+    """Accountant whose bound is the headline of a report."""
     is_trial: bool = False
-    """Whether it is one of a secret number of trials of a search, whose bound holds for all."""
+    """Whether the run is one of a secret number of trials of a search. The bound of the search
+    covers all trials."""
     tokenizer: SpentBefore | None = None
-    """What the same records spent before, on the run's tokenizer, where it adds to the training's.
+    """Privacy that the same records already spent on the run's tokenizer, if it adds to that of the
+    training.
     """
     counts: SpentBefore | None = None
-    """The histogram of a synthesis: the run's own epsilon is of it and of the training."""
+    """Histogram of a synthesis. The run's epsilon covers both the histogram and the training."""
 
     def _check_fields(self) -> None:
         super()._check_fields()
@@ -187,13 +191,14 @@ class PrivacyPlan(ClippingPlan, WhomItProtects):
                 raise ValueError(f"sample_rate must be {rate}, got {self.sample_rate}.")
 
     def event(self, streams: Iterable[int] | None = None) -> SampledGaussian:
-        """Return what accountants judge: Poisson-sampled Gaussians that cost as much as steps.
+        """Return the Poisson-sampled Gaussians that cost as much as the steps.
 
-        The noise of every phase is the same multiple of its sensitivity, so phases compose as
-        one run. Nobody else makes one of a plan's fields.
+        The noise of every phase is the same multiple of the phase's sensitivity, so all phases
+        compose as one run. No other code builds this event from the fields of a plan.
 
         Args:
-            streams: How many steps were taken in each stream; None: all that are planned, in one.
+            streams: Number of steps taken in each stream of noise; None: all planned steps in one
+                stream.
         """
         return SampledGaussian(
             noise_multiplier=self.noise_multiplier,
@@ -203,7 +208,7 @@ class PrivacyPlan(ClippingPlan, WhomItProtects):
         )
 
     def cost(self, streams: Iterable[int] | None = None) -> SampledGaussian | Composition:
-        """Return what the run's epsilon is of: ``event``, and the histogram of its synthesis."""
+        """Return the total cost of the run: ``event`` and, for a synthesis, its histogram."""
         event = self.event(streams)
         if self.counts is None:
             return event
@@ -212,15 +217,15 @@ class PrivacyPlan(ClippingPlan, WhomItProtects):
         return Composition(parts=(event, histogram))
 
     def may_end_after(self, streams: Sequence[int]) -> bool:
-        """Return whether streams of so many steps are a whole run's.
+        """Return whether a run with these numbers of steps per stream is complete.
 
-        One that broke off may end with fewer steps than planned, which cost as much.
+        An interrupted run may end with fewer steps than planned if they cost as much as the plan.
         """
         cost, planned = map(self.mechanism.compositions, (streams, (self.steps,)))
         return cost >= planned
 
     def as_independent(self) -> SampledGaussian:
-        """Return steps of independent noise that leave as much of it in the last weights."""
+        """Return steps of independent noise that leave as much noise in the last weights."""
         factor = self.mechanism.last_noise([1.0] * self.steps)
         return SampledGaussian(
             noise_multiplier=self.noise_multiplier * factor,
@@ -230,11 +235,11 @@ class PrivacyPlan(ClippingPlan, WhomItProtects):
         )
 
     def entry_at(self, step: int, *, stream: int = 0) -> GaussianStep:
-        """Return what the ledger says of step ``step`` (counted from 0).
+        """Return the ledger entry of step ``step`` (counted from 0).
 
         Args:
-            step: Of the run.
-            stream: How many steps were in the ledger when the step's stream began.
+            step: Step of the run.
+            stream: Number of steps in the ledger when the stream of this step began.
         """
         event = self.event()
         return GaussianStep(
@@ -248,14 +253,14 @@ class PrivacyPlan(ClippingPlan, WhomItProtects):
 
 
 class HistogramPlan(WhomItProtects):
-    """The one step of a private vocabulary or of public cells: Gaussian noise on a histogram."""
+    """Plan with one step, Gaussian noise on a histogram of words or of public cells."""
 
     histogram: Histogram
-    """The ledger's step."""
+    """The step in the ledger."""
     num_examples: AtLeastOne
-    """Number of examples, or of units, taken as public."""
+    """Number of examples or privacy units, treated as public."""
     sampler: Literal["none"] = NO_SAMPLING
-    """Every unit takes part."""
+    """Sampler; every unit takes part."""
 
     steps: ClassVar[int] = 1
     accountant: ClassVar[str] = "prv"
@@ -270,20 +275,20 @@ class HistogramPlan(WhomItProtects):
 
     @property
     def expected_batch_size(self) -> int:
-        """Every unit takes part."""
+        """Number of units in the step: every unit takes part."""
         return self.num_examples
 
     def phase_starts(self) -> tuple[int, ...]:
-        """Return the first step of its one phase."""
+        """Return the first step of the only phase."""
         return (0,)
 
     def entry_at(self, step: int) -> Histogram:
-        """Return what the ledger says of its one step."""
+        """Return the ledger entry of the only step."""
         return self.histogram
 
 
 Plan = PrivacyPlan | HistogramPlan
-"""What a ledger's first line can hold."""
+"""A plan that the first line of a ledger can contain."""
 
 
 def _check_same(name: str, planned: float, of_histogram: float | None) -> None:
@@ -292,12 +297,15 @@ def _check_same(name: str, planned: float, of_histogram: float | None) -> None:
 
 
 def planned_steps(*, epochs: float, num_examples: int, expected_batch_size: float) -> int:
-    """Return ``max(1, floor(epochs * num_examples / expected_batch_size))``, the one formula."""
+    """Return ``max(1, floor(epochs * num_examples / expected_batch_size))``.
+
+    All callers share this function, so that the number of steps is computed in one way.
+    """
     return max(1, math.floor(epochs * num_examples / expected_batch_size))
 
 
 def default_delta(num_examples: int, rule: str) -> float:
-    """Return the delta of a run whose configuration gives none.
+    """Return the delta of a run whose configuration does not set delta.
 
     >>> default_delta(42061, "published") == 1 / 84122
     True
@@ -305,21 +313,20 @@ def default_delta(num_examples: int, rule: str) -> float:
     (2e-06, 0.0001)
 
     Args:
-        num_examples: The public number of units, n.
-        rule: ``PUBLISHED``, 1/(2n), as in the papers (Li et al. 2022, section 2); or ``OWN_DATA``,
-            1/(10n) rounded down to one significant digit.
-
+        num_examples: Public number of units, n.
+        rule: ``PUBLISHED`` for 1/(2n), as in the papers (Li et al. 2022, section 2), or
+            ``OWN_DATA`` for 1/(10n) rounded down to one significant digit.
     """
     if rule == PUBLISHED:
         return 1 / (2 * num_examples)
-    # In integers: floats would round some n, as 1/(10 * 3) does, up to the next digit.
+    # Integer arithmetic, because floats round up to the next digit for some n, such as 1/(10 * 3).
     least = 10 * num_examples
-    exponent = len(str(least - 1))  # 10 ** exponent is the least power of ten that reaches it
+    exponent = len(str(least - 1))  # 10 ** exponent: the least power of ten that is >= least
     return float(f"{10**exponent // least}e-{exponent}")
 
 
 def check_delta(delta: float, *, num_examples: int, allow_large: bool) -> None:
-    """Reject a delta above 1/num_examples, under which publishing one record would be private.
+    """Reject a delta above 1/num_examples, with which publishing one record would count as private.
 
     Raises:
         InputError: delta is not in (0, 1), or exceeds 1/num_examples and ``allow_large`` is off.

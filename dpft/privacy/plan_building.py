@@ -1,4 +1,4 @@
-"""Build the plan of a private run, or of one that only clips, from its configuration."""
+"""Functions that build the plan of a private or clipping-only run from its configuration."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,28 +28,28 @@ DP_SGD = DPSGDConfig()
 
 
 class PhaseRequest(Protocol):
-    """A stretch of steps as a fine-tuning method asks for it."""
+    """Steps of one phase, as a fine-tuning method requests them."""
 
     @property
     def method(self) -> str:
-        """Name of what trains in it."""
+        """Name of the method, which determines the trainable parameters."""
 
     @property
     def steps(self) -> int:
-        """Noisy steps in it, at least 1."""
+        """Number of noisy steps in the phase, at least 1."""
 
     @property
     def max_grad_norm(self) -> float | None:
-        """Its clipping norm; None takes the configuration's."""
+        """Clipping norm of the phase; None: the norm of the configuration."""
 
 
 def make_clipping_plan(
     config: Clipping, *, num_examples: int, expected_batch_size: int, phases: Sequence[PhaseRequest]
 ) -> ClippingPlan:
-    """Return the plan of a run that clips and add no noise; as ``make_plan``, without epsilon.
+    """Return the plan of a run that clips and adds no noise: ``make_plan`` without epsilon.
 
     Raises:
-        InputError: The batch is too large for sums of its gradients.
+        InputError: The batch is too large to sum its gradients in float32.
     """
     _check_headroom(expected_batch_size)
     return ClippingPlan(
@@ -74,24 +74,28 @@ def make_plan(
     mechanism: MechanismConfig = DP_SGD,
     weights: Callable[[], Sequence[float]] | None = None,
 ) -> PrivacyPlan:
-    """Return the plan of a run; read no record.
+    """Return the plan of a private run, without reading any record.
 
     Args:
-        config: What is promised, and how gradients are clipped.
-        num_examples: The public number of units.
-        expected_batch_size: Divisor of every gradient; over num_examples, the sample rate.
-        phases: The stretches of the run, in order; all share one noise multiplier and one sample
-            rate, so that they cost what one run of their steps does.
-        record: What a record of the task is, in words that follow "one".
-        delta_rule: Of ``default_delta``; which delta a configuration without one stands for.
-        tokenizer: What the same records spent on the run's tokenizer, which adds to its cost.
-        mechanism: How draws and noise of steps hang together.
-        weights: How much of each step's gradient is in the last weights, by schedule and momentum.
+        config: The guarantee, and how gradients are clipped.
+        num_examples: Public number of units.
+        expected_batch_size: Divisor of every gradient sum. Divided by num_examples, it gives the
+            sample rate.
+        phases: Phases of the run, in order. All phases share one noise multiplier and one sample
+            rate, so they cost as much as one run with all their steps.
+        record: Description of a record of the task, as a phrase that follows "one".
+        delta_rule: Rule of ``default_delta`` for a configuration without a delta.
+        tokenizer: Privacy that the same records spent on the run's tokenizer, which adds to the
+            cost.
+        mechanism: Configuration of the mechanism, which relates the draws and the noise of
+            different steps.
+        weights: Returns the share of each step's gradient in the last weights, by schedule and
+            momentum.
 
     Raises:
-        InputError: The mechanism does not fit, delta is too large, no noise multiplier reaches
-            eps, or the noise is so small that its tails would have to go on where those of float64
-            numbers end.
+        InputError: The mechanism does not fit the run, delta is too large, or no noise multiplier
+            reaches eps. Also raised if the noise is so small that its tails would extend beyond the
+            range of float64.
     """
     delta, source = config.delta, GIVEN
     if delta is None:
@@ -147,7 +151,7 @@ def make_plan(
 
 
 def _check_headroom(expected_batch_size: int) -> None:
-    """Reject a batch so large that rounding could move its sum by half of the clipping norm."""
+    """Reject a batch whose sum could change by over half of the clipping norm due to rounding."""
     headroom = rounding_headroom(expected_batch_size)
     if headroom > MOST_HEADROOM:
         raise InputError(
@@ -160,11 +164,12 @@ def _check_headroom(expected_batch_size: int) -> None:
 
 
 def _check_reach(noise_multiplier: float, *, sample_rate: float, steps: int, delta: float) -> None:
-    """Reject noise so small that its missing tails could take part of delta.
+    """Reject noise so small that its missing tails could use part of delta.
 
-    Noise ends at ``REACH`` standard deviations. A unit that joins a step moves the sum by at most
-    ``1 / noise_multiplier`` of them, so an outcome that only one of two data sets can have is seen
-    in a run with a probability of at most ``q * T * Phi(1 / noise_multiplier - REACH)``.
+    The noise ends at ``REACH`` standard deviations. A unit that joins a step moves the sum by at
+    most ``1 / noise_multiplier`` standard deviations. Some outcomes are possible for only one of
+    two neighboring data sets. Their probability in a run is at most
+    ``q * T * Phi(1 / noise_multiplier - REACH)``.
     """
     beyond = 1 / noise_multiplier - REACH
     missing = sample_rate * steps * math.erfc(-beyond / math.sqrt(2)) / 2
@@ -179,7 +184,7 @@ def _check_reach(noise_multiplier: float, *, sample_rate: float, steps: int, del
 
 
 def _planned(config: Clipping, phase: PhaseRequest) -> Phase:
-    """Return a phase with its clipping norm and the sensitivity that follows from it."""
+    """Return a phase with its clipping norm and the resulting sensitivity."""
     phase_norm = phase.max_grad_norm
     max_grad_norm = config.clipping_norm if phase_norm is None else phase_norm
     style = clipping_style(config.clipping, max_grad_norm=max_grad_norm)
@@ -194,7 +199,7 @@ def _planned(config: Clipping, phase: PhaseRequest) -> Phase:
 def _noise(
     config: DifferentialPrivacy, *, delta: float, sample_rate: float, steps: int
 ) -> tuple[float, Calibration | None]:
-    """Return the noise multiplier, and what chose it where eps was given."""
+    """Return the noise multiplier, and its calibration if eps was given."""
     if config.noise_multiplier is not None:
         return config.noise_multiplier, None
     if config.eps is None:

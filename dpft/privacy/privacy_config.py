@@ -1,4 +1,4 @@
-"""The configuration section ``privacy``."""
+"""Configuration section ``privacy``."""
 
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class PrivacyConfig(Section):
-    """Base of the two choices, ``conf/privacy/<name>.yaml``: what both answer to.
+    """Base of both choices in ``conf/privacy/<name>.yaml``, with the properties that they share.
 
-    The answers here are those of ordinary training; a guarantee has fields of the same names.
+    The values here describe training without a guarantee. ``DifferentialPrivacy`` overrides them.
     """
 
     name: str
@@ -25,42 +25,48 @@ class PrivacyConfig(Section):
 
     @property
     def guarantee(self) -> "DifferentialPrivacy | None":
-        """The settings of the guarantee that training gives, or None where it gives none."""
+        """Settings of the privacy guarantee, or None if training gives no guarantee."""
         return None
 
     @property
     def has_units(self) -> bool:
-        """Whether a unit may have several records."""
+        """Whether a privacy unit can contain several records."""
         return False
 
     @property
     def alarm(self) -> str | None:
-        """What everybody must be told of a run without a guarantee; None of any other."""
+        """Warning that dpft must show for a run without a guarantee; None for a private run."""
         return None
 
     @property
     def clips(self) -> "Clipping | None":
-        """How each unit's gradient is clipped, with noise or without; None where it is not."""
+        """Settings for clipping gradients, with or without noise; None if nothing is clipped."""
         return None
 
 
 class Clipping(PrivacyConfig):
-    """How gradients are clipped, which both choices may do."""
+    """Settings of gradient clipping, which private and non-private training share."""
 
     clipping: Literal["flat", "automatic", "automatic_v", "per_layer"] = "flat"
-    """flat, automatic (AUTO-S), automatic_v (AUTO-V) or per_layer: how gradients are scaled."""
+    """How gradients are scaled: flat, automatic (AUTO-S), automatic_v (AUTO-V) or per_layer."""
     groups: tuple[str, ...] | None = None
-    """For per_layer: shell patterns over parameter names, one group each; null: one per layer."""
+    """For per_layer: shell patterns over parameter names, one group per pattern. null: one group
+    per layer."""
     engine: Literal["auto", "book_keeping", "rows"] = "auto"
-    """auto, book_keeping (all rows in one pass) or rows (each row separately): the same sum."""
+    """Clipping engine: book_keeping (all rows in one pass), rows (each row separately) or auto. All
+    compute the same sum."""
 
     @property
     def clipping_norm(self) -> float:
-        """The norm that a unit's gradient has at most, where a phase of the method has no own."""
+        """Clipping norm of each unit's gradient in phases that do not set their own norm."""
         raise NotImplementedError
 
     def clipping_options(self, loss_scale: float = 1.0) -> "ClippingOptions":
-        """Return what to clip with; ``loss_scale`` is that of the backward pass."""
+        """Return the options of the clipper.
+
+        Args:
+            loss_scale: Loss scale of the backward pass.
+        """
         from dpft.privacy.clipping.clipper import ClippingOptions
 
         return ClippingOptions(
@@ -84,21 +90,21 @@ class Clipping(PrivacyConfig):
 
 
 class NoPrivacy(Clipping):
-    """No noise and no epsilon: ordinary training, or each example clipped as a private run does.
+    """Training without noise and epsilon, optionally with clipped gradients.
 
-    Clipped, a run is a private one but for its noise: its batches are Poisson draws, too, and what
-    divides their sum is the expected batch size.
+    With ``max_grad_norm``, a run differs from a private run only in its noise. Its batches are
+    Poisson draws, and the sum of gradients is divided by the expected batch size.
     """
 
     num_examples: AtLeastOne | None = Field(default=None, examples=[1000])
-    """Number of training examples; null takes the task's."""
+    """Number of training examples. null: the number that the task states."""
     max_grad_norm: float | None = None
-    """The clipping norm of each example; null: nothing is clipped."""
+    """Clipping norm of each example's gradient. null: no clipping."""
 
     unit: ClassVar[str] = EXAMPLE
     noise_seed: ClassVar[int | None] = None
     show_diagnostics: ClassVar[bool] = True
-    """Training losses are shown, which no epsilon covers."""
+    """Training losses are shown. No epsilon covers them."""
 
     def _check_fields(self) -> None:
         if self.max_grad_norm is not None:
@@ -116,12 +122,12 @@ class NoPrivacy(Clipping):
 
     @property
     def clips(self) -> Clipping | None:
-        """The settings themselves where there is a clipping norm."""
+        """The settings themselves, or None if there is no clipping norm."""
         return None if self.max_grad_norm is None else self
 
     @property
     def alarm(self) -> str:
-        """What every command says that trains or scores such a run."""
+        """Warning that every command shows when it trains or evaluates such a run."""
         if self.max_grad_norm is None:
             return "privacy=none: this run is not private"
         return (
@@ -131,53 +137,58 @@ class NoPrivacy(Clipping):
 
     @property
     def clipping_norm(self) -> float:
-        """The norm that an example's gradient has at most; only where there is one."""
+        """Clipping norm of each example's gradient. There must be one."""
         assert self.max_grad_norm is not None
         return self.max_grad_norm
 
 
 class DifferentialPrivacy(Clipping):
-    """DP-SGD under (eps, delta); one of eps, noise_multiplier and total_eps is given."""
+    """DP-SGD with (eps, delta); exactly one of eps, noise_multiplier and total_eps is given."""
 
     eps: Positive | None = Field(default=None, examples=[3.0])
-    """The promised epsilon, which the noise is calibrated to; give it or noise_multiplier."""
+    """Target epsilon, to which the noise is calibrated. Set exactly one of eps, noise_multiplier
+    and total_eps."""
     noise_multiplier: Positive | None = Field(default=None, examples=[1.0])
-    """Standard deviation of the noise over the sensitivity, where it is given in place of eps."""
+    """Standard deviation of the noise divided by the sensitivity. Set it instead of eps."""
     total_eps: Positive | None = Field(default=None, examples=[4.0])
-    """In place of eps: the promised epsilon of model.tokenizer and the training together."""
+    """Target epsilon of the tokenizer (model.tokenizer) and the training together. Set it instead
+    of eps."""
     delta: Delta | None = Field(default=None, examples=[1e-5])
-    """The promised delta; null takes 1 / (10 * num_examples) rounded down to one digit, of a
-    published task 1 / (2 * num_examples) (task.default_delta)."""
+    """Target delta. null: 1 / (10 * num_examples) rounded down to one digit, or 1 / (2 *
+    num_examples) for a published task (see task.default_delta)."""
     num_examples: AtLeastOne | None = Field(default=None, examples=[1000])
-    """Public number of training examples, or of units; null takes the task's."""
+    """Public number of training examples, or of privacy units. null: the number that the task
+    states."""
     unit: str = EXAMPLE
-    """Whose contribution is hidden: an example's, or that of all rows of one value of a column,
-    such as customer_id."""
+    """The privacy unit, which is hidden as a whole: one example, or all rows with the same value of
+    a column such as customer_id."""
     records_per_unit: AtLeastOne = 8
-    """Most records of a unit that are trained on, where the unit is a column's value."""
+    """Maximum number of records per unit that are used for training, if the unit is a column."""
     max_grad_norm: float = 0.1
-    """The clipping norm: no example or unit moves a step's sum by more."""
+    """Clipping norm: one example or unit changes the gradient sum of a step by at most this L2
+    norm."""
     accountant: Literal["prv", "pld", "rdp"] = "prv"
-    """prv, pld or rdp: what calibrates the noise, and leads the report."""
+    """Accountant that calibrates the noise and gives the headline epsilon: prv, pld or rdp."""
     noise_seed: int | None = None
-    """For tests: makes the run reproducible, and so not private."""
+    """For tests only: makes the run reproducible, and therefore not private."""
     show_diagnostics: bool = False
     """Show training losses and gradient norms, which epsilon does not cover."""
     allow_large_delta: bool = False
-    """Train under a delta so large that it promises little."""
+    """Allow a delta so large that the guarantee is weak."""
     resume_overspend: bool = False
-    """Let a resumed run that must draw new noise take all its steps, beyond eps."""
+    """Let a resumed run that must draw new noise take all planned steps, even if this exceeds
+    eps."""
     data_id: str | None = None
-    """Your public name of the data, by which dpft account runs=DIR tells runs on other data."""
+    """Your public name for the data. dpft account runs=DIR uses this name to recognize runs on
+    other data."""
 
     def _check_fields(self) -> None:
         given_keys = [name for name in NOISE_KEYS if getattr(self, name) is not None]
         if len(given_keys) != 1:
-            got = "both" if given_keys else "neither"
-            got = got if self.total_eps is None else "privacy.total_eps too"
+            got = ", ".join(f"privacy.{name}" for name in given_keys) or "none"
             raise InputError(
-                f"exactly one of privacy.eps and privacy.noise_multiplier must be given, got {got}."
-                " Use privacy=none to train without privacy.",
+                "exactly one of privacy.eps, privacy.noise_multiplier and privacy.total_eps must be"
+                f" given, got {got}. Use privacy=none to train without privacy.",
                 key="privacy.eps",
                 hint="privacy.eps=3",
             )
@@ -186,7 +197,7 @@ class DifferentialPrivacy(Clipping):
 
     @property
     def has_units(self) -> bool:
-        """Whether a unit may have several records."""
+        """Whether a privacy unit can contain several records."""
         return self.unit not in (EXAMPLE, CHUNK)
 
     @property
@@ -206,19 +217,19 @@ class DifferentialPrivacy(Clipping):
 
     @property
     def has_budget(self) -> bool:
-        """Whether an epsilon was promised, alone or with a tokenizer's, and not noise given."""
+        """Whether a target epsilon (``eps`` or ``total_eps``) was set, and not the noise."""
         return self.eps is not None or self.total_eps is not None
 
     def unit_definition(self, record: str) -> str:
-        """Return what the unit is, in words that follow "the unit is".
+        """Return the definition of the privacy unit, as a phrase that follows "the unit is".
 
         Args:
-            record: What a record of the task is, in words that follow "one".
+            record: Description of a record of the task, as a phrase that follows "one".
         """
         if self.unit == CHUNK:
             return (
-                f"one chunk, a stretch of tokens of one {record}; a record of several chunks is"
-                " hidden less: epsilon is of each chunk alone"
+                f"one chunk, a span of tokens of one {record}; epsilon protects single chunks, so a"
+                " record of several chunks is protected less"
             )
         if not self.has_units:
             return f"one {record}"
@@ -229,7 +240,7 @@ class DifferentialPrivacy(Clipping):
 
 
 def check_unit(unit: str) -> None:
-    """Reject a unit without a name."""
+    """Reject an empty name of a privacy unit."""
     if not unit.strip():
         raise InputError(
             "privacy.unit must be example, or the name of a column such as customer_id, got"
@@ -241,9 +252,9 @@ def check_unit(unit: str) -> None:
 
 
 Privacy = DifferentialPrivacy | NoPrivacy
-"""The section ``privacy`` of a training."""
+"""The section ``privacy`` of a training run."""
 NOISE_KEYS = ("eps", "noise_multiplier", "total_eps")
-"""Of which one says how much noise there is."""
+"""Keys of the three ways to set the noise; exactly one of them must be given."""
 PRIVACY_CHOICES: dict[str, type[PrivacyConfig]] = {"dp": DifferentialPrivacy, "none": NoPrivacy}
 
 
@@ -251,7 +262,7 @@ def privacy_class(name: str) -> type[PrivacyConfig]:
     """Return the configuration class of ``privacy=<name>``.
 
     Raises:
-        InputError: There is no such choice.
+        InputError: There is no choice of this name.
     """
     if name not in PRIVACY_CHOICES:
         raise InputError(
@@ -265,29 +276,30 @@ def privacy_class(name: str) -> type[PrivacyConfig]:
 HISTOGRAM: Final = "histogram"
 NONE: Final = "none"
 NOT_PRIVATE = "made_without_privacy"
-"""Key of a tokenizer's own tokenizer_config.json, which goes with it wherever it is copied."""
+"""Key in a tokenizer's tokenizer_config.json, which is copied together with the tokenizer."""
 
 
 class HistogramPrivacy(Section):
-    """(eps, delta) for a histogram of words; noise is given by eps, or by tokenizer.noise_std."""
+    """(eps, delta) for a histogram of words; the noise is set by eps or by tokenizer.noise_std."""
 
     name: Literal["histogram", "none"] = HISTOGRAM
-    """What is private: a histogram of words; none (privacy=none): nothing, and no word is left out,
-    for comparison and for public texts."""
+    """histogram: a private histogram of words. none (privacy=none): no privacy, and no word is
+    dropped. Use none for comparison and for public texts."""
     eps: Positive | None = Field(default=None, examples=[3.0])
-    """The promised epsilon, which the noise is calibrated to; give it or tokenizer.noise_std."""
+    """Target epsilon, to which the noise is calibrated. Set either eps or tokenizer.noise_std."""
     delta: Delta | None = Field(default=None, examples=[1e-5])
-    """The promised delta, half of it for the noise, half for the threshold; null takes
-    1 / (10 * num_examples), of a published task 1 / (2 * num_examples) (task.default_delta)."""
+    """Target delta, half for the noise and half for the threshold. null: 1 / (10 * num_examples),
+    or 1 / (2 * num_examples) for a published task (see task.default_delta)."""
     num_examples: AtLeastOne | None = Field(default=None, examples=[1000])
-    """Public number of records, or of units; null takes the task's, or counts what is read."""
+    """Public number of records, or of privacy units. null: the number that the task states, or else
+    the number of records read."""
     unit: str = EXAMPLE
-    """Whose words are hidden: a record's, or those of all rows of one value of a column, such as
-    customer_id."""
+    """The privacy unit, whose words are hidden: one record (example), or all rows with the same
+    value of a column such as customer_id."""
     allow_large_delta: bool = False
-    """Release under a delta so large that it promises little."""
+    """Allow a delta so large that the guarantee is weak."""
     noise_seed: int | None = None
-    """For tests: makes the noise reproducible, and so not private."""
+    """For tests only: makes the noise reproducible, and therefore not private."""
 
     def _check_fields(self) -> None:
         if not self.promises:
@@ -313,19 +325,19 @@ class HistogramPrivacy(Section):
 
     @property
     def promises(self) -> bool:
-        """Whether there is a guarantee: noise, a threshold and a ledger."""
+        """Whether there is a guarantee, with noise, a threshold and a ledger."""
         return self.name != NONE
 
     @property
     def has_units(self) -> bool:
-        """Whether a unit is all records of one value of a column."""
+        """Whether a privacy unit is all records with one value of a column."""
         return self.unit != EXAMPLE
 
     def delta_for(self, num_examples: int, rule: str) -> float:
-        """Return delta: the given one, or what ``default_delta`` makes of the number of units.
+        """Return the given delta, or ``default_delta`` of the number of units.
 
         Raises:
-            InputError: It promises nothing, and ``allow_large_delta`` does not say so.
+            InputError: delta is too large, and ``allow_large_delta`` is off.
         """
         delta = default_delta(num_examples, rule) if self.delta is None else self.delta
         check_delta(delta, num_examples=num_examples, allow_large=self.allow_large_delta)

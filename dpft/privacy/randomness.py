@@ -1,19 +1,19 @@
-"""The secret random streams of a run: noise, sampling, dropout, and views of records.
+"""The secret random streams of a run: noise, sampling, dropout and views of records.
 
-They have nothing in common but the step they are at. Each has a key of its own that ages with the
-steps. Keys come from the operating system; a test seed makes all of them predictable, and the run
-then counts as not private.
+The streams share only the current step. Each stream has its own key, which ages with the steps.
+Keys come from the operating system. A test seed makes all keys predictable, and the run then counts
+as not private.
 
-That dropout needs no place in the accounting rests on masks that are independent and secret: the
-masks of a batch shift when a record joins it, so whoever knew them could see far more than one
-record's gradient move (docs/dev/design.md, rule 4). torch's CPU generator, MT19937, is linear:
-20,000 of its bits give all the others, and a step draws millions.
+Dropout needs no accounting only if its masks are independent and secret. The masks of a batch shift
+when a record joins it. An attacker who knew the masks could therefore see far more than the change
+of one record's gradient (docs/dev/design.md, rule 4). torch's CPU generator, MT19937, is linear:
+20,000 of its bits determine all others, and a step draws millions.
 
-So masks are drawn from ChaCha20 instead, under a key of their own for each step. Where in the
-keystream a mask begins is a number from torch's generator, so that whatever restores that
-generator's state to repeat a forward pass (gradient checkpointing, the clipper) gets the same
-masks. torch's generators are themselves keyed anew at each step. Masks inside fused kernels
-(attention's, an accelerator's, compiled code's) and inside ``torch.func`` transforms stay torch's.
+Masks therefore come from ChaCha20, with a separate key for each step. The place in the keystream at
+which a mask begins is a number from torch's generator. Code that restores the state of this
+generator to repeat a forward pass (gradient checkpointing, the clipper) therefore gets the same
+masks. torch's generators also get a new key at each step. Masks inside fused kernels (attention,
+accelerators, compiled code) and inside ``torch.func`` transforms still come from torch.
 """
 
 import logging
@@ -34,32 +34,34 @@ from dpft.privacy.sampling import SamplingStream
 logger = logging.getLogger(__name__)
 
 DROPOUT_SOURCE = (
-    "dropout masks from ChaCha20; those inside fused kernels and what else a model draws at random"
-    " from torch's generators, keyed anew for each step from the operating system's key"
+    "dropout masks from ChaCha20; masks inside fused kernels and other random numbers of the model"
+    " from torch's generators, with a new key for each step that is derived from the key of the"
+    " operating system"
 )
 _LEVELS = 2**16
 """Dropout rates are rounded to a multiple of 1/_LEVELS."""
 
-# torch's CPU generator state: a legacy Mersenne Twister record of 64-bit fields, in this order:
-# seed, left, seeded, next, then 624 state words, then what normal_ cached.
+# The state of torch's CPU generator is a legacy Mersenne Twister record of 64-bit fields, in this
+# order: seed, left, seeded, next, 624 state words, and the value that normal_ cached.
 _WORDS = 624
 _STATE = 24
 _SEED_BYTES = 8
 
 
 class DropoutStream:
-    """The secret source of a run's dropout masks."""
+    """Secret source of a run's dropout masks."""
 
     def __init__(self, device: torch.device, key: AgingKey, *, rank: int = 0) -> None:
-        """Draw from ``key``, which ages with the steps, for a rank's model on ``device``."""
+        """Draw from ``key``, which ages with the steps, for the model of a rank on ``device``."""
         self.device, self._key, self._rank = device, key, rank
         self._step = key.step
         self._torch_dropout = F.dropout
 
     def begin_step(self, step: int) -> None:
-        """Draw masks of another step from now on; keys torch's default generators.
+        """Switch to the masks of ``step`` and set new keys for torch's default generators.
 
-        Each rank's generators have a key of their own, and so its masks places of their own.
+        The generators of each rank have a separate key, so masks begin at different places on each
+        rank.
         """
         self._step = step
         address = Address(Purpose.GENERATOR, step, self._rank)
@@ -72,14 +74,14 @@ class DropoutStream:
     def dropout(
         self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """Do what ``torch.nn.functional.dropout`` does, with a secret mask."""
+        """Do the same as ``torch.nn.functional.dropout``, with a secret mask."""
         if not training or not 0 < p < 1 or _has_own_masks(input):
             return self._torch_dropout(input, p, training, inplace)
         scaled = self._kept(input, p).to(input.dtype).div_(1 - p)
         return input.mul_(scaled) if inplace else input * scaled
 
     def _kept(self, like: Tensor, p: float) -> Tensor:
-        """Return a secret mask, True where a value is kept, bool, of the shape of ``like``."""
+        """Return a secret mask, bool, of the shape of ``like``; True keeps a value."""
         place = int(torch.empty((), dtype=torch.int64).random_())
         address = Address(Purpose.DROPOUT, self._step, place >> 32 & 0xFFFFFF, place & 0xFFFFFFFF)
         bits = keystream(self._key.at(self._step), address, 2 * like.numel())
@@ -89,10 +91,10 @@ class DropoutStream:
 
 @contextmanager
 def private_dropout(stream: DropoutStream) -> Iterator[DropoutStream]:
-    """Let every dropout layer draw from ``stream``; restores torch's generators on leaving.
+    """Let every dropout layer draw from ``stream``, and restore torch's generators at the end.
 
-    Layers look ``torch.nn.functional.dropout`` up when they are called, so it is replaced there,
-    in this process, until the block ends.
+    Layers look up ``torch.nn.functional.dropout`` when they are called. This function is therefore
+    replaced in this process until the block ends.
     """
     with random_states_kept([stream.device]), _replaced(stream.dropout):
         yield stream
@@ -102,7 +104,7 @@ def fill_cpu_state(generator: torch.Generator, bits: bytes) -> None:
     """Set the whole 19,937-bit state of a CPU generator.
 
     Args:
-        generator: A generator on the CPU; whatever it held is overwritten.
+        generator: A generator on the CPU; its state is overwritten.
         bits: 2496 secret bytes.
     """
     words = np.frombuffer(bits, dtype=np.uint32).astype(np.uint64)
@@ -122,7 +124,7 @@ def _replaced(dropout: Callable[..., Tensor]) -> Iterator[None]:
 
 def _has_own_masks(input: Tensor) -> bool:
     """Return whether the mask is drawn in a fused kernel or inside a transform."""
-    # First, since a compiler that follows this code could not follow the rest of it.
+    # This check comes first, because a compiler that traces this code cannot trace the next line.
     if torch.compiler.is_compiling() or input.device.type != "cpu":
         return True
     return torch._C._functorch.peek_interpreter_stack() is not None
@@ -132,19 +134,19 @@ _LOW = 2**32
 
 
 class ViewStream:
-    """Random bytes for each record at each step, of ChaCha20."""
+    """Random bytes for each record at each step, from ChaCha20."""
 
     def __init__(self, key: AgingKey) -> None:
         """Draw from ``key``, which ages with the steps."""
         self._key = key
 
     def bits(self, step: int, record: int, size: int) -> bytes:
-        """Return ``size`` bytes for a record's view, the same whenever they are asked for.
+        """Return ``size`` bytes for the view of a record, the same in every call.
 
         Args:
-            step: The run's step, counted from 0; not forgotten.
-            record: Its place among the rows.
-            size: How many.
+            step: Step of the run, counted from 0, whose key is not forgotten.
+            record: Place of the record among the rows.
+            size: Number of bytes.
         """
         high, low = divmod(record, _LOW)
         address = Address(Purpose.VIEWS, step, parameter=high, block=low)
@@ -155,15 +157,15 @@ PURPOSES = ("sampling", "noise", "dropout", "views")
 
 
 class Randomness:
-    """The secret sources of a private run.
+    """Secret random sources of a private run.
 
     Attributes:
-        noise: What is added to sums of gradients.
-        sampling: What decides who joins a step.
-        dropout: What dropout masks come from.
-        views: What random views of records are drawn from.
-        group_key: What puts units into groups, which stays the same over the steps; secret.
-        reproducible: True where a test seed made the keys, so that the run protects nothing.
+        noise: Source of the noise on sums of gradients.
+        sampling: Source of the draws that decide which units join a step.
+        dropout: Source of dropout masks.
+        views: Source of random views of records.
+        group_key: Key that assigns units to groups, the same for all steps; secret.
+        reproducible: Whether a test seed made the keys, so that the run protects nothing.
     """
 
     def __init__(
@@ -175,7 +177,7 @@ class Randomness:
         reproducible: bool,
         rank: int = 0,
     ) -> None:
-        """Make the sources of a rank's model on ``device`` from a key for each of ``PURPOSES``."""
+        """Create the sources for a rank's model on ``device`` from a key for each purpose."""
         self.group_key = group_key
         self._keys = dict(keys)
         noise_device = device
@@ -192,14 +194,14 @@ class Randomness:
         self.reproducible = reproducible
 
     def forget(self, step: int) -> None:
-        """Forget what every step before ``step`` was drawn from."""
+        """Forget the keys of every step before ``step``."""
         for key in self._keys.values():
             key.forget(step)
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return the keys of a step, ready for JSON, for ``restore_randomness``; secret.
+        """Return the keys of a step as JSON values, for ``restore_randomness``; secret.
 
-        Nothing of an earlier step can be computed from them.
+        They do not allow computing the keys of an earlier step.
         """
         return {
             "step": step,
@@ -211,13 +213,13 @@ class Randomness:
 def make_randomness(
     device: torch.device, noise_seed: int | None = None, *, step: int = 0, after: int = 0
 ) -> Randomness:
-    """Return sources with fresh keys, or, for tests, derived from ``noise_seed``.
+    """Return sources with fresh keys or, for tests, keys derived from ``noise_seed``.
 
     Args:
-        device: Where noise is drawn.
+        device: Device on which noise is drawn.
         noise_seed: None for privacy; a number makes every source predictable.
-        step: The run's first step to draw for, counted from 0.
-        after: Noisy steps that were taken before: a test seed gives other keys after them.
+        step: First step of the run to draw for, counted from 0.
+        after: Number of noisy steps taken before. A test seed gives different keys for each number.
     """
     again = f" after {after}" if after else ""
     keys = {name: AgingKey(secret_key(name + again, noise_seed), step) for name in PURPOSES}
@@ -228,17 +230,17 @@ def make_randomness(
 def restore_randomness(
     device: torch.device, state: Mapping[str, Any], noise_seed: int | None = None, *, rank: int = 0
 ) -> Randomness:
-    """Return the sources as they were when ``Randomness.state`` was asked.
+    """Return the sources as they were when ``Randomness.state`` was called.
 
     Args:
-        device: Where noise is drawn; of the kind it was.
-        state: What it returned.
-        noise_seed: As ``make_randomness``.
-        rank: Whose dropout; the rest is the same for all.
+        device: Device on which noise is drawn, of the same kind as before.
+        state: Value that ``Randomness.state`` returned.
+        noise_seed: As for ``make_randomness``.
+        rank: Rank of the dropout source; the other sources are the same for all ranks.
     """
     step = int(state["step"])
     keys = {name: AgingKey(bytes.fromhex(state["keys"][name]), step) for name in PURPOSES}
-    # one that has none is of a run whose draws know no groups
+    # A state without a group key belongs to a run whose draws have no groups.
     group_key = bytes.fromhex(state["group_key"]) if "group_key" in state else bytes(KEY_BYTES)
     return Randomness(
         keys, device, group_key=group_key, reproducible=noise_seed is not None, rank=rank

@@ -1,11 +1,11 @@
-"""Detect writes to parameters or buffers that would be released without noise.
+"""Guard against writes to parameters or buffers that would be released without noise.
 
-Besides trained parameters, a saved model contains frozen parameters, persistent buffers and extra
-state. A forward pass that writes to them (``nn.Embedding`` with ``max_norm``) releases what it
-computed from records. *Hashes of the values* find every write: a private run compares SHA-256
-digests with those of step 0, and the clipper's checks compare CRC-32 checksums before and after a
-pass. *Version counters*, which PyTorch increments with each in-place write, are cheap enough for
-every micro-batch and step, but do not count writes to ``.data`` or through NumPy.
+In addition to trained parameters, a saved model contains frozen parameters, persistent buffers and
+extra state. A forward pass that writes to them (``nn.Embedding`` with ``max_norm``) releases values
+that it computed from records. *Hashes of the values* find every write: a private run compares
+SHA-256 digests with those of step 0, and the clipper's checks compare CRC-32 checksums before and
+after a pass. *Version counters*, which PyTorch increments with each in-place write, are cheap
+enough for every micro-batch and step. They do not count writes to ``.data`` or through NumPy.
 """
 
 import hashlib
@@ -23,18 +23,18 @@ from dpft.errors import DpftError, RunError
 from dpft.parallel.sharding import is_cut, local
 
 Read = Callable[[Tensor], Tensor]
-"""Returns the whole tensor of a sharded parameter."""
-PIECE = 2**26  # Bytes that are copied from a device at once.
+"""Function that returns the whole tensor of a sharded parameter."""
+PIECE = 2**26  # Number of bytes that are copied from a device at once.
 
 
 def digests_of(
     model: nn.Module, moved: Mapping[str, Tensor] | None = None, read: Read | None = None
 ) -> dict[str, str]:
-    """Return the SHA-256 digest of each value of a model's state dict by name.
+    """Return the SHA-256 digest of each value of a model's state dict, by name.
 
     Args:
         model: The model.
-        moved: Parameters that updates change, by name; they are left out.
+        moved: Parameters that updates change, by name; they are skipped.
         read: Returns the whole tensor of a sharded parameter.
 
     Raises:
@@ -57,7 +57,7 @@ def check_same(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
 
 
 class FrozenState:
-    """What a run releases and no step changes, with its digests before the first step."""
+    """Released state that no step changes, with its digests before the first step."""
 
     def __init__(
         self,
@@ -66,16 +66,16 @@ class FrozenState:
         digests: Mapping[str, str] | None = None,
         read: Read | None = None,
     ) -> None:
-        """Take the digests now, or compare with those of step 0.
+        """Compute the digests, and compare them with those of step 0 if these are given.
 
         Args:
             model: The model.
             moved: Parameters that updates change, by name.
-            digests: Those of step 0, from a checkpoint; None: this is step 0.
+            digests: Digests of step 0, from a checkpoint; None: this is step 0.
             read: As in ``digests_of``.
 
         Raises:
-            RunError: A value is not what it was at step 0.
+            RunError: A value differs from its value at step 0.
         """
         self._model, self._moved, self._read = model, moved, read
         now = self._digests()
@@ -83,7 +83,7 @@ class FrozenState:
         check_same(now, self.digests)
 
     def check(self) -> None:
-        """Raise a RunError that names a value that is not what it was at step 0."""
+        """Raise a RunError that names a value that differs from its value at step 0."""
         check_same(self._digests(), self.digests)
 
     def _digests(self) -> dict[str, str]:
@@ -95,11 +95,11 @@ def state_unchanged(model: nn.Module) -> Iterator[None]:
     """Compare the values of a model's state dict and of all buffers before and after a pass.
 
     This includes buffers with ``persistent=False``, through which one record could affect the loss
-    of another. Only they may be added, or replaced by a buffer of another shape, because a model
-    may extend a table of positions. Of sharded parameters the shard is compared.
+    of another. Only these buffers may be added, or replaced by a buffer of another shape, because a
+    model may extend a table of positions. For sharded parameters, the local shard is compared.
 
     Raises:
-        RunError: A value changed; the error names it.
+        RunError: A value changed; the error names this value.
     """
 
     def checksums() -> tuple[dict[str, int], dict[str, int]]:
@@ -122,7 +122,7 @@ class HeldState:
     """Version counters of tensors, which show whether a micro-batch or a step wrote to one."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
-        """Begin with the tensors of a state dict, or a part of it, with ``keep_vars=True``."""
+        """Begin with the tensors of a state dict, or of a subset, made with ``keep_vars=True``."""
         tensors = {name: t for name, t in state.items() if isinstance(t, Tensor)}
         buffers = {n: t for n, t in tensors.items() if not isinstance(t, nn.Parameter)}
         self._checksums = _hashes(buffers, _checksum)
@@ -181,7 +181,7 @@ def _written(name: str, change: str = "was written to") -> RunError:
 def _hashes(
     values: Mapping[str, Any], hash_of: Callable[[Any, str], Any], read: Read | None = None
 ) -> dict[str, Any]:
-    hashes: dict[int, Any] = {}  # A tied parameter is read once.
+    hashes: dict[int, Any] = {}  # A tied parameter is read only once.
     for name, value in values.items():
         if id(value) not in hashes:
             whole = read(value) if read and isinstance(value, nn.Parameter) else value

@@ -1,14 +1,15 @@
 """Poisson sampling of examples or privacy units.
 
-Each unit joins with the same probability, independently of all others. That is drawn block by
-block: how many units of a block join is binomial, and which ones is any subset of that many, all
-equally likely. Blocks hold about one drawn unit, so a draw costs what it gives, however many units
-there are: a number for each unit would be five thousand million for C4.
+Each unit joins with the same probability, independently of all others. Units are drawn block by
+block. The number of units of a block that join is binomial, and all subsets of this size are
+equally likely. A block contains about one drawn unit, so the cost of a draw depends only on the
+number of units drawn. One random number for each unit would be five thousand million numbers for
+C4.
 
-A block's count is a binomial number by inverting 128 random bits. A uniform number of 53 bits is
-too coarse where a sample rate is small: at 1e-7 its steps are 1e-9 of the rate. As a block is as
-large as one draw is expected in it, the count's probabilities are of ordinary size, and 128 bits
-are far finer than anything an accountant sees.
+The count of a block is a binomial number, computed by inversion from 128 random bits. A uniform
+number of 53 bits is too coarse for a small sample rate: at a rate of 1e-7, its steps are 1e-9 of
+the rate. Because a block is so large that one draw is expected in it, the probabilities of the
+counts are of ordinary size. 128 bits are far finer than anything that an accountant resolves.
 """
 
 from collections.abc import Iterator
@@ -21,14 +22,18 @@ from dpft.privacy.cipher import Address, AgingKey, Purpose, keystream
 
 BITS = 128
 DIGITS = 100
-"""Decimal digits of the thresholds' arithmetic: 128 bits are 39."""
+"""Decimal digits of the arithmetic for the thresholds; 128 bits are 39 digits."""
 LEAST_BLOCK = 16
-"""Smaller blocks than this would seldom have as many different places as they need at once."""
+"""Minimum block size above 1. In smaller blocks, a draw would rarely give enough distinct
+places."""
 LARGEST_BLOCK = 2**40
 
 
 def block_size(rate: float) -> int:
-    """Return the largest power of two of which ``rate`` is at most one; 1 where that is small."""
+    """Return the largest power of two with ``size * rate <= 1``; 1 if below ``LEAST_BLOCK``.
+
+    The size is at most ``LARGEST_BLOCK``.
+    """
     size = 1
     while 2 * size * rate <= 1 and size < LARGEST_BLOCK:
         size *= 2
@@ -38,12 +43,12 @@ def block_size(rate: float) -> int:
 def thresholds(size: int, rate: float) -> tuple[int, ...]:
     """Return 2^128 times the binomial distribution function at 0, 1, 2, …, rounded down.
 
-    A uniform number below 2^128 stands for as many units as there are thresholds at most equal to
-    it. What is beyond the last threshold has a probability below 2^-128.
+    The count of a uniform number below 2^128 is the number of thresholds that it reaches. Counts
+    beyond the last threshold have a probability below 2^-128.
 
     Args:
-        size: Units in a block.
-        rate: Probability of each, taken as the exact number that the float is.
+        size: Number of units in a block.
+        rate: Probability of each unit, as the exact value of the float.
     """
     with localcontext(Context(prec=DIGITS)):
         return tuple(_thresholds(size, Decimal(rate)))
@@ -58,30 +63,30 @@ def _thresholds(size: int, rate: Decimal) -> Iterator[int]:
         if (1 - cumulative) * whole < 1:
             return
         yield int(cumulative * whole)
-        # rest is 0 only at rate 1, whose blocks hold one unit
+        # `rest` is 0 only at rate 1, for which a block contains one unit
         if rest:
             probability *= (size - count) * rate / ((count + 1) * rest)
 
 
 class BinomialBlocks:
-    """Counts of blocks of one size at one rate.
+    """Counts of blocks of one size at one sample rate.
 
     Guarantees:
-        Each count has its binomial probability to 2^-128, so that all the counts of a run of n
-        blocks differ from exact ones with a probability below 100 n 2^-128, and each unit's
-        probability of joining is ``rate`` to 2^-120 of it.
+        Each count has its binomial probability up to 2^-128. The counts of n blocks therefore
+        differ from exact draws with a probability below 100 n 2^-128. Each unit joins with
+        probability ``rate``, up to a relative error of 2^-120.
     """
 
     def __init__(self, rate: float) -> None:
-        """Fits the block size to the rate, in (0, 1]."""
+        """Choose the block size for a rate in (0, 1]."""
         self.size = block_size(rate)
         self.thresholds = thresholds(self.size, rate)
 
     def counts(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return a count for each row.
+        """Return one count per row.
 
         Args:
-            words: Uniform bits, shape (blocks, 2), the higher half of each number first.
+            words: Uniform bits, shape (blocks, 2), with the high half of each number first.
         """
         high, low = words[:, 0], words[:, 1]
         counts = np.zeros(len(words), dtype=np.int64)
@@ -92,29 +97,30 @@ class BinomialBlocks:
 
 
 SAMPLING_SOURCE = "ChaCha20, binomial blocks of 128 bits"
-"""How draws come from their keys; runs that draw otherwise cannot redo each other's steps."""
+"""How draws follow from their keys. Runs with different sources cannot repeat each other's
+steps."""
 CHUNK = 2**20
-"""Blocks that share an address."""
+"""Number of blocks that share an address."""
 GROUPED = 2**16
-"""Units whose groups share an address."""
+"""Number of units whose groups share an address."""
 _WORD_BYTES = 8
 
 
 class SamplingStream:
-    """Uniform 64-bit words of a secret key, for any step."""
+    """Uniform 64-bit words from a secret key, for any step."""
 
     def __init__(self, key: AgingKey) -> None:
         """Draw from ``key``, which ages with the steps."""
         self._key = key
 
     def words(self, count: int, *, step: int, part: int = 0, chunk: int = 0) -> NDArray[np.uint64]:
-        """Return ``count`` words: the first ones are the same for any count.
+        """Return ``count`` words; the first words do not depend on ``count``.
 
         Args:
-            count: How many.
-            step: The run's step, counted from 0.
-            part: Which of the step's numbers, below 2^24.
-            chunk: Which stretch of them, below 2^32.
+            count: Number of words.
+            step: Step of the run, counted from 0.
+            part: Index of the draw within the step, below 2^24.
+            chunk: Index of the chunk of blocks, below 2^32.
         """
         address = Address(Purpose.SAMPLING, step, part, chunk)
         bits = keystream(self._key.at(step), address, _WORD_BYTES * count)
@@ -122,27 +128,27 @@ class SamplingStream:
 
 
 class PoissonSampler:
-    """Draws each step's logical batch at one rate.
+    """Sampler that draws the logical batch of each step at one rate.
 
     Guarantees:
-        Every unit joins a step independently of all others and of other steps with
-        probability ``rate``, as ``BinomialBlocks`` says. A batch may be empty. Its size and its
-        members are private. A draw takes time and memory for the units it gives, not for those
-        there are.
+        Every unit joins a step with probability ``rate``, independently of all other units and of
+        other steps, as precisely as ``BinomialBlocks`` states. A batch may be empty. Its size and
+        its members are private. The time and memory of a draw depend only on the number of units
+        drawn.
     """
 
     def __init__(self, rate: float, stream: SamplingStream) -> None:
-        """Draw at ``rate``: a plan's, which is accounted for where there is noise."""
+        """Draw at ``rate``, the sample rate of a plan, which is accounted for if there is noise."""
         self._blocks = BinomialBlocks(rate)
         self._stream = stream
 
     def draw(self, num_units: int, *, step: int) -> list[int]:
-        """Return the indices of one logical batch, ascending.
+        """Return the indices of one logical batch, in ascending order.
 
         Args:
-            num_units: How many units there really are; private, and it moves neither the
-                sample rate nor the divisor.
-            step: The run's step, counted from 0.
+            num_units: Actual number of units; private. It changes neither the sample rate nor the
+                divisor.
+            step: Step of the run, counted from 0.
         """
         size = self._blocks.size
         blocks = -(-num_units // size)
@@ -155,7 +161,7 @@ class PoissonSampler:
         return [int(index) for index in indices[indices < num_units]]
 
     def _drawn(self, blocks: int, step: int, chunk: int) -> NDArray[np.int64]:
-        """Return the places, ascending, of the units that join in a chunk's blocks."""
+        """Return the places of the units that join in the blocks of a chunk, in ascending order."""
         words = self._stream.words(2 * blocks, step=step, chunk=chunk)
         counts = self._blocks.counts(words.reshape(-1, 2))
         places = np.concatenate(
@@ -166,17 +172,17 @@ class PoissonSampler:
     def _subsets(
         self, counts: NDArray[np.int64], *, step: int, chunk: int
     ) -> Iterator[NDArray[np.int64]]:
-        """Yield the places that join, those of any block all at once.
+        """Yield the places that join; all places of a block are yielded at once.
 
-        A block's places are drawn with replacement, and all of them anew while two are the same:
-        so every subset of their number is equally likely.
+        The places of a block are drawn with replacement, and drawn again as long as two of them are
+        equal. Every subset of this size is therefore equally likely.
         """
         waiting, part = np.flatnonzero(counts), 0
         while waiting.size:
             part += 1
             owners = np.repeat(waiting, counts[waiting])
             words = self._stream.words(owners.size, step=step, part=part, chunk=chunk)
-            # A block's size is a power of two.
+            # The block size is a power of two, so the mask keeps every place equally likely.
             within = (words & np.uint64(self._blocks.size - 1)).astype(np.int64)
             places = np.sort(owners * self._blocks.size + within)
             twice = places[1:][places[1:] == places[:-1]] // self._blocks.size
@@ -186,32 +192,33 @@ class PoissonSampler:
 
 
 class CyclicPoissonSampler:
-    """Draws each step's logical batch from one of several groups, which take turns.
+    """Sampler that draws the logical batch of each step from one of several groups, in turn.
 
     Guarantees:
-        Each unit is in one group, which a secret hash of its place chose independently of all
-        others, for as long as the key is the same. It joins a step of its group with probability
-        ``rate``, independently of all others and of other steps, and a step of another group never:
-        two steps that it is in are ``groups`` apart or more.
+        Each unit is in one group, which a secret hash of its place chooses independently of all
+        other units. The group stays the same as long as the key does. A unit joins a step of its
+        group with probability ``rate``, independently of all other units and of other steps. It
+        never joins a step of another group, so two steps with the same unit are at least ``groups``
+        apart.
     """
 
     def __init__(self, rate: float, stream: SamplingStream, *, groups: int, key: bytes) -> None:
         """Draw at ``rate`` within a group.
 
         Args:
-            rate: Of a plan.
-            stream: As ``PoissonSampler``.
-            groups: How many there are.
-            key: 32 secret bytes. Were it known, or a unit's group a matter of its place alone,
-                then a record left out would move all that come after it to other groups, and the
-                epsilon of one record would not bound that.
+            rate: Sample rate of a plan.
+            stream: As for ``PoissonSampler``.
+            groups: Number of groups.
+            key: 32 secret bytes. If the key were known, or if the group depended only on the place,
+                then removing a record would move all later records to other groups. The epsilon of
+                one record does not bound such a change.
         """
         self._poisson = PoissonSampler(rate, stream)
         self._groups, self._key = groups, key
         self._known: dict[int, NDArray[np.unsignedinteger]] = {}
 
     def draw(self, num_units: int, *, step: int) -> list[int]:
-        """Return the indices of one logical batch, ascending, as ``PoissonSampler.draw``."""
+        """Return the indices of one logical batch, ascending; see ``PoissonSampler.draw``."""
         drawn = self._poisson.draw(num_units, step=step)
         return [unit for unit in drawn if self.group_of(unit) == step % self._groups]
 

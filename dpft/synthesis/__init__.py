@@ -1,1 +1,1 @@
-"""``dpft synthesize``: a private table in, a synthetic table out."""
+"""Synthesis of tables: a private table in, a synthetic table out (``dpft synthesize``)."""

@@ -1,10 +1,11 @@
-"""``dpft synthesize``, from top to bottom: check, plan, count, train, write rows, report.
+"""The command ``dpft synthesize``: check, plan, count, train, write rows and report.
 
-Settings that public numbers can reject are rejected before a record is read, and invalid records
-before noise is drawn. Each of the three parts is kept when it is done: the histogram, whose ledger
-line is on disk before its noise is drawn and whose noise is never drawn again; the training, a run
-of its own in ``training/``; the rows, in blocks. ``resume=`` continues with the first unfinished
-part.
+The module reads from top to bottom. Settings that public numbers can reject are rejected before a
+record is read, and invalid records are rejected before noise is drawn.
+
+Each of the three parts is kept when it is done. The line of the histogram's ledger is on disk
+before its noise is drawn, and the noise is never drawn again. The training is a separate run in
+``training/``. The rows are written in blocks. ``resume=`` continues with the first unfinished part.
 """
 
 import hmac
@@ -86,15 +87,15 @@ COUNTS, DRAFTED, TABLE_KEY = "counts.json", "private/draft.schema.yaml", "privat
 
 
 def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None) -> Answer | None:
-    """Make a synthetic table of a private one, or continue an interrupted synthesis.
+    """Make a synthetic table from a private table, or continue an interrupted synthesis.
 
     Args:
-        config: Of the synthesis; with ``resume`` that of the interrupted one.
+        config: The configuration of the synthesis; with ``resume``, that of the interrupted one.
         folder: A new folder, or with ``resume`` that of the interrupted synthesis.
         rows: The private table, if it is in memory.
 
     Returns:
-        The output of the command; None for a draft.
+        The output of the command, or None for a draft.
 
     Raises:
         InputError: A setting or a row is invalid.
@@ -107,7 +108,7 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
         stack.enter_context(rows_in_memory(rows))
         stack.enter_context(crash_kept(folder))
 
-        # 1. schema=draft ends here with a draft; a finished synthesis is only shown again.
+        # 1. Write a draft and stop if schema=draft; show a finished synthesis again.
         data = config.data or ""
         if config.schema_file == DRAFT:
             check_writable(folder)
@@ -126,7 +127,8 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
             logger.info("the synthesis in %s is already complete", folder)
             return answer_of(folder, target)
 
-        # 2. The schema, which is public, and whether a new synthesis has room for its files.
+        # 2. Read the schema, which is public, and check that a new synthesis has room for its
+        # files.
         private_rows = source_rows(data)
         schema_path = folder / SCHEMA_FILE
         if config.resume is None:
@@ -157,7 +159,7 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
         row_format = RowFormat(schema=schema, condition=config.condition, form=config.form)
         tokenizer = row_tokenizer(config, row_format)
 
-        # 3. The table. Its number of units is public, and with it the plan is fixed.
+        # 3. Read the table. Its number of units is public, and fixes the plan.
         if config.resume is not None:
             stack.enter_context(hold_run(folder))
         unit = config.privacy.unit
@@ -166,9 +168,9 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
         plan = plan_synthesis(config, row_format, condition, tokenizer, table.num_units)
         training = training_command(plan)
 
-        # 4. The folder: a new one, or that of the same table.
+        # 4. Open the folder: a new one, or that of the same table.
         if config.resume is None:
-            # A model and settings that do not fit are rejected before the histogram spends epsilon.
+            # Reject a model and settings that do not fit before the histogram spends epsilon.
             architecture = read_architecture(training.model)
             fitted = fitted_to(training, architecture)
             model, _ = planned_model(fitted, architecture, training_head(fitted, architecture))
@@ -204,7 +206,7 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
             "to resume after an interruption: dpft synthesize %s", in_shell("resume", folder)
         )
 
-        # 5. The histogram says how many rows each cell gets.
+        # 5. Draw the histogram, which determines the number of rows in each cell.
         num = config.num or plan.num_examples
         cells: list[Mapping[str, Any]] = [{}] * num
         if condition is not None:
@@ -212,8 +214,8 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
             numbers = rows_per_cell(cell_shares(noisy_histogram), num)
             cells = [condition.row(at) for at, n in enumerate(numbers) for _ in range(n)]
 
-        # 6. The training, a run in a folder of its own. The plan in the first line of its ledger
-        # names the histogram, so that the epsilon of both follows from that ledger alone.
+        # 6. Train in a separate folder. The plan in the first line of the training's ledger names
+        # the histogram, so that the epsilon of both follows from that ledger.
         records = []
         for at in table.kept:
             row = table.rows[at] or {}
@@ -228,7 +230,7 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
                 training = TRAIN_COMMAND.load(composed.values, composed.words)
             train(training, folder / TRAINING, counts=counts)
 
-        # 7. The rows, in blocks, and the pages.
+        # 7. Write the rows in blocks, and the pages.
         drawn = generate_rows(plan, cells, folder)
         if not drawn.rows:
             raise RunError(
@@ -267,12 +269,13 @@ def _histogram(
     """Return the noisy counts: those on disk, or new ones, whose ledger line is written first.
 
     Raises:
-        StateError: Noise was drawn before and the counts are gone, or were changed.
+        StateError: Noise was drawn before, and the counts are missing or were changed.
     """
     guarantee, ledger_path = plan.guarantee, folder / LEDGER
     path = folder / COUNTS if guarantee is not None else private_path(folder, COUNTS)
 
-    # 1. The counts on disk, if the ledger released them. A crash may have left the ledger open.
+    # 1. Return the counts on disk if the ledger released them. A crash may have left the ledger
+    # open.
     if path.exists():
         saved_counts: list[float] = read_json(path)["counts"]
         if plan.counts is None:
@@ -293,7 +296,7 @@ def _histogram(
                 ledger.close(released=digest(path))
         return saved_counts
 
-    # 2. The exact counts, which are private; without privacy they are the result.
+    # 2. Compute the exact counts, which are private; without privacy they are the result.
     exact_counts = condition.count(
         (table.units[at], condition.place(table.rows[at] or {})) for at in table.kept
     )
@@ -301,7 +304,7 @@ def _histogram(
         write_json(path, {"counts": exact_counts.tolist()}, mode=0o600)
         return list(exact_counts.tolist())
 
-    # 3. The ledger's line, and only then the noise.
+    # 3. Write the line of the ledger, and only then draw the noise.
     is_spent = ledger_path.exists() and read_ledger(ledger_path).counted_steps > 0
     if is_spent or (folder / TRAINING).exists():
         raise StateError(
@@ -342,14 +345,14 @@ class Synthesized:
     rows: "datasets.Dataset" = field(repr=False)
     """The synthetic rows."""
     path: Path
-    """Their file."""
+    """The file of the rows."""
     folder: Path
-    """The folder of the synthesis; its private/ is only for the owner."""
+    """The folder of the synthesis. Its ``private/`` is only for the owner."""
     statement: Figures = field(repr=False)
-    """The public statement: ``.statement.epsilon``."""
+    """The public statement, such as ``.statement.epsilon``."""
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return the rows as a frame of pandas."""
+        """Return the rows as a pandas data frame."""
         frame: pandas.DataFrame = self.rows.to_pandas()
         return frame
 
@@ -363,7 +366,7 @@ def synthesize(
     folder: Folder | None = None,
     **settings: Any,
 ) -> Synthesized:
-    """Make a synthetic table of a private one, as ``dpft synthesize`` does.
+    """Make a synthetic table from a private table, as ``dpft synthesize`` does.
 
     Examples:
         >>> made = dpft.synthesize(  # doctest: +SKIP
@@ -372,12 +375,12 @@ def synthesize(
         >>> made.to_pandas(), made.statement.epsilon  # doctest: +SKIP
 
     Args:
-        rows: The private table: a file, a data set, a frame, or mappings. None: the overrides name
-            it, or what to continue.
+        rows: The private table: a file, a data set, a data frame, or mappings. None means that the
+            overrides name the table, or the synthesis to continue.
         overrides: As on the command line, such as ``model=tiny``.
-        schema: The public schema: a file, or its content.
-        privacy: Keys of the section ``privacy``: ``{"eps": 8, "unit": "customer_id"}``.
-        folder: The folder of the synthesis; None: a new one under ``outputs/``.
+        schema: The public schema: a file or its content.
+        privacy: Keys of the section ``privacy``, such as ``{"eps": 8, "unit": "customer_id"}``.
+        folder: Folder of the synthesis; None creates a folder under ``outputs/``.
         settings: Other keys of the command, such as ``num`` and ``condition``.
 
     Raises:

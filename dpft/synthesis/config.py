@@ -26,7 +26,7 @@ from dpft.training.optimizers import SchedulerConfig
 from dpft.training.training_config import TrainingConfig
 
 DRAFT = "draft"
-"""The value of ``schema`` that asks for a draft."""
+"""The value of ``schema`` that requests a draft."""
 ENDINGS = (".csv", ".jsonl", ".parquet")
 
 
@@ -34,7 +34,7 @@ class SharedPrivacy(DifferentialPrivacy):
     """One epsilon for the histogram of the condition and the training together."""
 
     share: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    """The share of epsilon that the histogram alone spends."""
+    """The share of epsilon that the histogram spends by itself."""
 
     def _check_fields(self) -> None:
         super()._check_fields()
@@ -56,10 +56,10 @@ class SharedPrivacy(DifferentialPrivacy):
 
 
 class OpenSynthesis(NoPrivacy):
-    """No noise in histogram and training, for comparison and for public tables."""
+    """No noise in the histogram and the training, for comparison and for public tables."""
 
     share: float = 0.05
-    """Not used."""
+    """Not used without privacy."""
 
 
 CLASSES = {DifferentialPrivacy: SharedPrivacy, NoPrivacy: OpenSynthesis}
@@ -72,7 +72,7 @@ class DrawConfig(DecodeConfig):
     """How rows are drawn; the schema determines their length."""
 
     max_new_tokens: int | None = None  # type: ignore[assignment]
-    """Not to be set: it follows from the schema's ``max_tokens``."""
+    """Cannot be set; it follows from the schema's ``max_tokens``."""
 
     def _check_fields(self) -> None:
         if self.max_new_tokens is not None:
@@ -92,22 +92,23 @@ class DrawConfig(DecodeConfig):
             )
 
     def limited_to(self, max_new_tokens: int) -> DecodeConfig:
-        """Return the settings that write at most so many tokens."""
+        """Return the settings for generating at most ``max_new_tokens`` tokens."""
         values = values_of(self, DecodeConfig)
         return DecodeConfig(**(values | {"max_new_tokens": max_new_tokens}))
 
 
 class ControlConfig(Section):
-    """The controls: rows that neither histogram nor model sees."""
+    """Configuration of the controls: rows that neither the histogram nor the model uses."""
 
     held_out: Annotated[float, Field(gt=0, lt=1)] | None = 0.1
-    """Share of the rows, or units, that are controls; null: there are none, and no private page."""
+    """Share of the rows or units that are controls; null uses no controls and writes no private
+    page."""
     limit: AtLeastOne = 2000
     """Most rows of each kind that the private page compares."""
 
 
 class SynthesizeConfig(Root):
-    """``dpft synthesize``: a private table in, a synthetic table out."""
+    """The configuration of ``dpft synthesize``: a private table in, a synthetic table out."""
 
     command_examples: ClassVar[tuple[str, ...]] = (
         "data=visits.csv schema=draft",
@@ -138,29 +139,29 @@ class SynthesizeConfig(Root):
     data: str | None = None
     """File of the private table."""
     schema_file: str | None = Field(default=None, alias="schema")
-    """File that declares what is public of the table; draft: writes a draft to edit; None: the
-    data's name with .schema.yaml in place of its ending."""
+    """File that declares the public facts of the table, or draft to write a draft; null takes the
+    data's name with the ending .schema.yaml."""
     condition: tuple[str, ...] = ()
     """Columns whose joint histogram determines how many rows of each kind there are."""
     num: AtLeastOne | None = Field(default=None, examples=[1000])
-    """Rows to write; None: the public number of rows, or units."""
+    """Rows to write; null takes the public number of rows or units."""
     to: str | None = None
-    """File to write, .csv, .jsonl or .parquet; None: synthetic.csv in the run's folder."""
+    """File to write, .csv, .jsonl or .parquet; null takes synthetic.csv in the run's folder."""
     form: Literal["object", "array"] = "object"
-    """How a model sees a row: object, with the names of columns; array, without."""
+    """How the model reads and writes a row: object with column names, or array without."""
     text_weight: Positive = 1.0
-    """The weight of a text's tokens in the loss; tokens of other columns have weight 1."""
+    """Loss weight of the tokens of a text; the tokens of other columns have weight 1."""
     invalid: Literal["error", "missing", "skip"] = "error"
-    """What happens to a row that the schema does not allow: error rejects it, missing empties the
-    cell if the schema allows that and otherwise skips the row, skip skips it."""
+    """Treatment of a row that the schema does not allow: error rejects the data, missing empties
+    the cell, and skip skips the row. If the cell may not be empty, missing skips the row."""
     retries: Count = 5
-    """How often a row that breaks a rule between columns is drawn again."""
+    """How often a row that breaks a rule between columns, or cannot be parsed, is drawn again."""
     batch_size: AtLeastOne = 64
-    """Rows written at once; memory and speed only."""
+    """Rows generated at once; affects only memory and speed."""
     resume: str | None = None
     """Folder of an interrupted synthesis."""
     output: Output = "table"
-    """table for people, or json: one object on stdout."""
+    """table for people, or json for one object on stdout."""
 
     cross_checks: ClassVar[tuple[CrossCheck, ...]] = ((("privacy", "train"), check_units_fit),)
 
@@ -180,7 +181,7 @@ class SynthesizeConfig(Root):
 
 
 def expand(overrides: list[str]) -> list[str]:
-    """Return the overrides, with ``method=lora`` first for a large model without a method.
+    """Return the overrides, preceded by ``method=lora`` for a large model without a method.
 
     A draft of a schema draws no noise and needs no epsilon.
     """
@@ -195,7 +196,8 @@ def configuration(composed: DictConfig, words: Words) -> SynthesizeConfig:
     """Return the composed configuration, or with ``resume=RUN`` that of the interrupted synthesis.
 
     Raises:
-        InputError: It is incomplete or invalid, or ``resume`` comes with anything but ``output``.
+        InputError: The configuration is incomplete or invalid, or ``resume`` is combined with any
+            key except ``output``.
     """
     if composed.get("resume") is None:
         return load(composed, SynthesizeConfig)

@@ -1,6 +1,6 @@
-"""Draft a schema from the private records, for their owner to edit.
+"""Drafts of schemas, made from the private records for their owner to edit.
 
-Its owner must check each line before it becomes public.
+The owner must check each line before the schema becomes public.
 """
 
 import json
@@ -22,18 +22,19 @@ FEW_VALUES, LETTERS_OF_A_TOKEN = 50, 3
 PLAIN_NUMBER = re.compile(
     r"-?(?:0|[1-9]\d{0,14}|(?=\.\d))(?:\.\d*(?:[eE][+-]?\d+)?|[eE][+-]\d+)?", re.ASCII
 )
-"""A number that float64 holds: no postcode (02116), phone number (+49…), card number or hash."""
+"""A number that float64 represents; excludes postcodes (02116), phone numbers (+49…), card numbers
+and hashes."""
 HEAD = f"""\
-{MARK}: all of it was read out of the private table, and what you leave in it becomes public.
-# Go through each line and ask whether everybody may know it: take values from a code book and
-# ranges from common sense, not from these records. Then save it beside the data, as
-# NAME.schema.yaml, without this comment: a file that begins with it is refused.
+{MARK}: it was derived from the private table, and the schema is public.
+# Review each line and ask whether everybody may know it. Take values from a code book and ranges
+# from common sense, not from these records. Then save the file next to the data as
+# NAME.schema.yaml, without this comment: a file that begins with it is rejected.
 #   type: category (values), integer and decimal (minimum, maximum, step), date (minimum, maximum),
-#         boolean, text (max_tokens), id (made anew, never learned), drop (left out)
-#   missing: true, where a cell may be empty
-# rules: [discharge >= admission]        compared where both are there
-# impossible: [{{city: Oslo, smoker: true}}]     what never stands together
-# label: COLUMN                          by whose classes the synthetic table is tried
+#         boolean, text (max_tokens), id (generated, never learned), drop (skipped)
+#   missing: true                        cells may be empty
+# rules: [discharge >= admission]        compared if both cells have a value
+# impossible: [{{city: Oslo, smoker: true}}]     combinations that never occur
+# label: COLUMN                          classes for testing the synthetic table
 columns:
 """
 
@@ -46,7 +47,7 @@ def draft_schema(rows: Iterable[Row], *, unit: str) -> str:
         unit: The column of the privacy unit, which is not learned; or example.
 
     Raises:
-        InputError: There are no rows, or they are not readable.
+        InputError: There are no rows, or the rows are not readable.
     """
     table = pd.DataFrame([dict(row.sound()) for row in rows], dtype=object)
     if table.empty:
@@ -63,7 +64,7 @@ def draft_schema(rows: Iterable[Row], *, unit: str) -> str:
 
 
 def _guess(name: str, cells: Sequence[object]) -> tuple[dict[str, Any], str]:
-    """Return the line of a column, and the remark above it."""
+    """Return the declaration of a column, and the remark above it."""
     try:
         texts = [text for text in map(cell_text, cells) if text is not None and text.strip()]
     except Misfit:
@@ -88,8 +89,8 @@ def _guess(name: str, cells: Sequence[object]) -> tuple[dict[str, Any], str]:
         return {"type": "id"}, "each row has another value"
     if len(distinct) <= min(FEW_VALUES, max(2, len(texts) // 4)):
         line = {"type": "category", "values": distinct}
-        return line | missing, f"{len(distinct)} values; a rare one may name somebody"
-    # Digits and letters of other scripts have about a token each.
+        return line | missing, f"{len(distinct)} values; a rare one may identify a person"
+    # Digits and letters of other scripts take about one token each.
     others = [len(re.sub(r"[A-Za-z\s]", "", text)) for text in texts]
     tokens = (math.ceil((len(text) - count) / LETTERS_OF_A_TOKEN) + count
               for text, count in zip(texts, others, strict=True))  # fmt: skip

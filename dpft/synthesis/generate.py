@@ -1,8 +1,8 @@
-"""Generate valid synthetic rows for each cell with the trained model.
+"""Generation of valid synthetic rows for each cell with the trained model.
 
-Everything follows from released counts, the released model and the schema, so it costs no epsilon.
-A row that breaks a rule is drawn again with other random numbers and counted. Rows are written to
-disk in blocks, so that an interruption loses at most one block.
+All rows follow from released counts, the released model and the schema, so generation costs no
+epsilon. A row that breaks a rule is counted and drawn again with other random numbers. Rows are
+written to disk in blocks, so that an interruption loses at most one block.
 """
 
 from collections import Counter
@@ -32,17 +32,17 @@ BLOCKS = "blocks"
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """Synthetic rows, and how many attempts they took."""
+    """Synthetic rows, and how many attempts were rejected."""
 
     rows: tuple[Row, ...]
     unparsed: int
-    """Texts that were not rows; each was drawn again."""
+    """Number of texts that were not rows; each was drawn again."""
     rejected: Mapping[str, int]
-    """Rows that broke a rule, by the rule; each was drawn again."""
+    """Number of rows that broke each rule; each was drawn again."""
 
 
 class Writer:
-    """The trained model, which writes rows."""
+    """Writer of rows with the trained model."""
 
     def __init__(self, plan: SynthesisPlan, folder: Path) -> None:
         """Load the model of a synthesis."""
@@ -61,12 +61,12 @@ class Writer:
         self._seed = root_seed(self._decode.seed)
 
     def texts(self, prompts: Sequence[str], places: Sequence[int], attempt: int) -> list[str]:
-        """Return what the model writes after each prompt.
+        """Return the text that the model generates after each prompt.
 
         Args:
             prompts: The beginnings of rows.
-            places: The index of each row among all rows, which addresses its random numbers.
-            attempt: How often the row was drawn before.
+            places: The index of each row among all rows, which selects its random numbers.
+            attempt: Number of earlier attempts to draw the row.
         """
         most = self._decode.max_new_tokens
         asked = self._encoding.prompts(
@@ -95,7 +95,7 @@ class Writer:
         )
 
     def block(self, cells: Sequence[Mapping[str, Any]], start: int, retries: int) -> dict[str, Any]:
-        """Return the rows of some cells as texts, from index ``start``, and their attempts."""
+        """Return the rows of some cells as texts, from index ``start``, and failed attempts."""
         prompts = [self._rows.prompt(cell) for cell in cells]
         valid: dict[int, str] = {}
         left, unparsed, rejected = list(range(len(cells))), 0, Counter[str]()
@@ -122,7 +122,7 @@ class Writer:
 
 
 def generate_rows(plan: SynthesisPlan, cells: Sequence[Mapping[str, Any]], folder: Path) -> Drawn:
-    """Return the synthetic rows, including those of blocks that are on disk.
+    """Return the synthetic rows, including those in blocks that are already on disk.
 
     Raises:
         StateError: A block is damaged.

@@ -1,12 +1,13 @@
 """The private histogram: the noisy number of rows for each combination of public values.
 
-A cell is one value of each column of the condition, missing values included. The schema alone
-decides which cells exist; each gets Gaussian noise, whether it has records or not. A unit changes
-the counts by at most 1 in L2 norm: the counts of its records sum to 1, however many it has.
+A cell is one value for each column of the condition, including missing values. Only the schema
+decides which cells exist. Each cell gets Gaussian noise, whether it contains records or not. A unit
+changes the counts by at most 1 in L2 norm. The reason is that the counts of its records sum to 1,
+however many records the unit has.
 
-The noisy counts are projected onto the nearest counts that are not negative and have the same sum
-(Duchi et al. 2008, Figure 1); cutting off negative counts would hand empty cells a share. This is
-post-processing.
+The noisy counts are projected onto the nearest non-negative counts with the same sum (Duchi et al.
+2008, Figure 1). Setting negative counts to zero would give a share to empty cells. The projection
+is post-processing.
 """
 
 import itertools
@@ -26,24 +27,24 @@ from dpft.synthesis.schema import Column, Schema, Value
 
 MOST_CELLS = 100_000
 RESOLUTION = 2.0**-20
-"""Shares of a unit are rounded down to multiples of it, so that sums of them are exact."""
+"""Shares of a unit are rounded down to multiples of this number, so that their sums are exact."""
 Cell = tuple[Value, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """The cells of a histogram; all of it is public."""
+    """The cells of a histogram, which are all public."""
 
     columns: tuple[Column, ...]
     cells: tuple[Cell, ...]
 
     @classmethod
     def of(cls, schema: Schema, names: Sequence[str]) -> "Condition":
-        """Return the cells that a schema allows, in its order.
+        """Return the cells that a schema allows, in the order of the schema.
 
         Raises:
-            InputError: A column is not categorical or is named twice, or there are too many
-                columns or cells.
+            InputError: A column is not categorical or is named twice, or there are no cells or too
+                many.
         """
         if len(set(names)) < len(names):
             raise InputError(
@@ -97,15 +98,15 @@ class Condition:
         return self._places[tuple(row[column.name] for column in self.columns)]
 
     def row(self, at: int) -> dict[str, Value]:
-        """Return the values of the condition's columns in a cell."""
+        """Return the values of the condition's columns in the cell with index ``at``."""
         return {c.name: value for c, value in zip(self.columns, self.cells[at], strict=True)}
 
     def plan(self, *, eps: float, share: float, delta: float, num_examples: int) -> GaussianCounts:
-        """Return the noise with which the histogram alone spends ``share`` of epsilon at delta.
+        """Return the noise with which the histogram by itself spends ``share`` of epsilon at delta.
 
         Raises:
-            InputError: If records were spread evenly, a cell would have fewer than the standard
-                deviation of the noise.
+            InputError: Evenly spread records would give each cell fewer than the standard deviation
+                of the noise.
         """
         noise = noise_std_for_counts(eps=share * eps, l2_cap=1.0, delta=delta)
         mean = num_examples / len(self.cells)
@@ -122,7 +123,7 @@ class Condition:
         """Return the exact counts, which are private; a unit adds at most 1 in L2 norm.
 
         Args:
-            rows: The unit and the cell's index of each row.
+            rows: The unit and the cell index of each row.
 
         Returns:
             Multiples of ``RESOLUTION``, shape (cells,).
@@ -138,7 +139,7 @@ class Condition:
 
 
 def cell_shares(noisy: Sequence[float]) -> NDArray[np.float64]:
-    """Return the share of each cell, by projection of the noisy counts.
+    """Return the share of each cell by projecting the noisy counts.
 
     >>> cell_shares([6.0, 2.0, -1.0]).round(3).tolist()
     [0.786, 0.214, 0.0]

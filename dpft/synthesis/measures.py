@@ -1,7 +1,7 @@
-"""Measure how similar synthetic rows are to real ones; the results are private.
+"""Measures of the similarity of synthetic rows to real rows, which are private.
 
-Beside each number is the value that it should be close to: usually the same number of controls,
-real rows that neither histogram nor model saw.
+Each number is shown next to the value that it should be close to. This is usually the same measure
+for the controls, which are real rows that neither the histogram nor the model used.
 """
 
 import itertools
@@ -18,14 +18,14 @@ from dpft.synthesis.schema import TEXT, Column, Row, Schema
 
 BINS, WORDS_OF_A_BIN = 10, 5
 FEWEST = 20
-"""Rows or texts of a kind without which no classifier is trained."""
+"""Minimum number of rows or texts of each kind for training a classifier."""
 FEATURES = 200
-"""Words of a column of texts that classifiers of rows read."""
+"""Number of words of a text column that classifiers of rows use."""
 HEADS = ("synthetic", "should be near")
 
 
 class Tables(NamedTuple):
-    """The rows that are compared, with a column for each learned column."""
+    """The rows that are compared, with one column for each learned column."""
 
     synthetic: pd.DataFrame
     training: pd.DataFrame
@@ -39,7 +39,7 @@ def frame_of(schema: Schema, rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def compare_tables(schema: Schema, tables: Tables) -> tuple[Comparison, ...]:
-    """Return every measure, the summary first."""
+    """Return all measures, with the summary first."""
     columns, pairs = column_distances(schema, tables), associations(schema, tables)
     useful = usefulness(schema, tables)
     means = np.mean(list(columns.rows.values()), axis=0).tolist()
@@ -55,7 +55,7 @@ def compare_tables(schema: Schema, tables: Tables) -> tuple[Comparison, ...]:
         synthetic, _, controls = (frame[column.name].dropna().tolist() for frame in tables)
         accuracy = classifier_accuracy(synthetic, controls)
         if accuracy is not None:
-            short[f"{column.name[:16]}: told from real ones"] = (accuracy, 0.5)
+            short[f"{column.name[:16]}: distinguished from real ones"] = (accuracy, 0.5)
     rows, *real_rows = (set(frame.itertuples(index=False, name=None)) for frame in tables)
     whole = [len(rows & side) / len(side) for side in real_rows]
     short["training rows found whole"] = (whole[0], whole[1])
@@ -69,16 +69,16 @@ def compare_tables(schema: Schema, tables: Tables) -> tuple[Comparison, ...]:
 
 
 def numbers(column: Column, values: pd.Series) -> pd.Series:
-    """Return the values of a number, a date, or a text (its number of words), NaN if missing."""
+    """Return numbers, dates, or the lengths of texts in words, as floats; NaN if missing."""
     read = (lambda text: len(text.split())) if column.kind == TEXT else column.number
     return values.map(read, na_action="ignore").astype(float)
 
 
 def binned(column: Column, values: pd.Series) -> pd.Series:
-    """Return the bin of each value, "" if it is missing.
+    """Return the bin of each value, or "" if the value is missing.
 
-    Bins are the values of a category, or at most ``BINS`` parts of the schema's range. Texts are in
-    bins of ``WORDS_OF_A_BIN`` words, the last of which has no upper end.
+    Bins are the values of a category, or at most ``BINS`` segments of the schema's range. Bins of
+    texts have ``WORDS_OF_A_BIN`` words; the last bin has no upper end.
     """
     names: Any
     if column.options:
@@ -104,7 +104,7 @@ def binned(column: Column, values: pd.Series) -> pd.Series:
 
 
 def binned_counts(column: Column, sides: Mapping[str, pd.DataFrame]) -> Comparison:
-    """Return how many rows of each table are in each bin of a column; empty bins are left out."""
+    """Return the number of rows of each table in each bin of a column, without empty bins."""
     bins = {side: binned(column, frame[column.name]) for side, frame in sides.items()}
     counts = pd.DataFrame(
         {side: side_bins.value_counts(sort=False) for side, side_bins in bins.items()}
@@ -115,10 +115,10 @@ def binned_counts(column: Column, sides: Mapping[str, pd.DataFrame]) -> Comparis
 
 
 def column_distance(column: Column, one: pd.Series, other: pd.Series) -> float:
-    """Return the distance of two samples of a column, 0 for equal and 1 for disjoint ones.
+    """Return the distance of two samples of a column: 0 for equal and 1 for disjoint samples.
 
-    It is the total variation distance of a category, and the Kolmogorov-Smirnov statistic of
-    numbers, dates and numbers of words.
+    For categories, this is the total variation distance. For numbers, dates and numbers of words,
+    it is the Kolmogorov-Smirnov statistic.
     """
     from scipy.stats import ks_2samp
 
@@ -134,7 +134,7 @@ def column_distance(column: Column, one: pd.Series, other: pd.Series) -> float:
 
 
 def column_distances(schema: Schema, tables: Tables) -> Comparison:
-    """Return the distance of each column of synthetic rows and controls from the training rows."""
+    """Return each column's distance from the training rows, for synthetic rows and controls."""
     rows = {
         c.name: tuple(
             column_distance(c, table[c.name], tables.training[c.name])
@@ -142,7 +142,7 @@ def column_distances(schema: Schema, tables: Tables) -> Comparison:
         )
         for c in schema.learned
     }
-    note = "Total variation of categories; Kolmogorov-Smirnov of numbers, days and words of a text."
+    note = "Total variation of categories; Kolmogorov-Smirnov of numbers, days and words per text."
     title = "Columns: distance from training rows"
     return Comparison(title=title, columns=("synthetic", "controls"), rows=rows, note=note)
 
@@ -168,7 +168,7 @@ def associations(schema: Schema, tables: Tables) -> Comparison:
 
 
 def usefulness(schema: Schema, tables: Tables) -> Comparison:
-    """Return the accuracy on controls of a classifier of the label, by the rows that train it."""
+    """Return the accuracy on controls of label classifiers trained on synthetic and real rows."""
     label, rows = schema.label, {}
     note = "No classifier was trained: the schema names no label."
     if label is not None:
@@ -198,7 +198,7 @@ def _features(columns: Sequence[Column], frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _classifier(columns: Sequence[Column]) -> Any:
-    """Return boosted trees, which read columns by their type and take missing numbers."""
+    """Return boosted trees that read columns by their type and accept missing numbers."""
     from sklearn.compose import ColumnTransformer
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -218,16 +218,17 @@ def _classifier(columns: Sequence[Column]) -> Any:
 
 
 def word_features(text: str) -> list[str]:
-    """Return the words and pairs of words of a text; its beginning is a feature, too."""
+    """Return the words and word pairs of a text; every text has the feature "" too."""
     words = words_of(text.lower())
     return ["", *words, *(f"{one} {other}" for one, other in itertools.pairwise(words))]
 
 
 def classifier_accuracy(synthetic: Sequence[str], real: Sequence[str]) -> float | None:
-    """Return how often a classifier tells synthetic texts from real ones; chance is 0.5.
+    """Return the accuracy of telling synthetic texts from real texts; 0.5 is chance.
 
-    This is the classifier two-sample test of Lopez-Paz and Oquab 2017 (arXiv 1610.06545): balanced
-    accuracy on one half of the texts after training on the other. None: there are too few.
+    This is the classifier two-sample test of Lopez-Paz and Oquab 2017 (arXiv 1610.06545). It
+    averages the balanced accuracy on each half of the texts after training on the other half.
+    Return None if there are too few texts.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -252,7 +253,7 @@ def copies(
     Args:
         synthetic: The synthetic texts.
         training: The records that the model was trained on.
-        others: Other records for comparison, if there are any.
+        others: Other records for comparison, or None.
     """
     from scipy.stats import mannwhitneyu
 

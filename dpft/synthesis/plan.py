@@ -1,7 +1,7 @@
 """The public plan of a synthesis, and the division of epsilon between its parts.
 
-The histogram spends ``privacy.share`` of epsilon by itself. The training gets the least noise with
-which both together, composed by PLD at the same delta, keep within epsilon.
+The histogram by itself spends ``privacy.share`` of epsilon. The training gets the least noise with
+which both together, composed by PLD at the same delta, stay within epsilon.
 """
 
 from dataclasses import dataclass
@@ -26,19 +26,20 @@ from dpft.synthesis.histogram import Condition
 from dpft.synthesis.rows import RowFormat, check_tokenizer, compile_grammar
 
 GIVEN_COLUMN, ROW_COLUMN = "__given__", "__row__"
-"""Columns of the training's records: what the model reads of a row, and what it writes."""
+"""Columns of the training records: what the model reads of a row, and what it generates."""
 SECTIONS = ("model", "method", "train", "optimizer", "scheduler")
-"""Sections of the configuration that the training has, too."""
+"""Sections of the configuration that also apply to the training."""
 ACCOUNTANT = "pld"
-"""The tightest accountant that composes different noise."""
+"""The tightest accountant that composes different noise levels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SynthesisPlan:
-    """The plan of a synthesis, which is public; see ``plan_synthesis``."""
+    """The public plan of a synthesis; see ``plan_synthesis``."""
 
     config: SynthesizeConfig
-    """Of the synthesis; what the training's defaults follow from the size is filled in."""
+    """The configuration of the synthesis, with the training defaults that follow from the size
+    filled in."""
     rows: RowFormat
     condition: Condition | None
     max_prompt: int
@@ -46,16 +47,16 @@ class SynthesisPlan:
     max_target: int
     """Most tokens of a target."""
     unit_definition: str
-    """What the unit is, in words that follow "the unit is"."""
+    """Description of the unit that follows "the unit is"."""
     num_examples: int
-    """Number of rows, or units."""
+    """Number of rows or units."""
     num_examples_source: str
     delta: float | None
-    """None without privacy."""
+    """The delta of the whole; None without privacy."""
     counts: GaussianCounts | None
-    """The histogram and its noise; None without condition or privacy."""
+    """The histogram and its noise; None without a condition or without privacy."""
     noise_multiplier: float | None
-    """Of the training; None without privacy."""
+    """The noise multiplier of the training; None without privacy."""
 
     @property
     def guarantee(self) -> SharedPrivacy | None:
@@ -71,11 +72,12 @@ class SynthesisPlan:
 
 
 def row_tokenizer(config: SynthesizeConfig, rows: RowFormat) -> Any:
-    """Return the tokenizer of the generator, if the model can write every row of the schema.
+    """Return the tokenizer of the generator, after checking that the model can write every row.
 
     Raises:
-        InputError: The unit is no column, the model does not fit, or llguidance is not installed.
-        RunError: The schema makes too large a grammar.
+        InputError: The unit is not a column, the model does not fit, or llguidance is not
+            installed.
+        RunError: The grammar of the schema is too large.
     """
     units = rows.schema.named.keys() - {GIVEN_COLUMN, ROW_COLUMN}
     if config.privacy.has_units and config.privacy.unit not in units:
@@ -100,7 +102,7 @@ def row_tokenizer(config: SynthesizeConfig, rows: RowFormat) -> Any:
             value=config.model.name,
             hint="form=array",
         )
-    compile_grammar(rows, tokenizer)  # fails before anything is spent
+    compile_grammar(rows, tokenizer)  # fails here, before any epsilon is spent
     return tokenizer
 
 
@@ -111,18 +113,18 @@ def plan_synthesis(
     tokenizer: Any,
     num_units: int,
 ) -> SynthesisPlan:
-    """Return the plan: the public size, the training's defaults, and the noise of each part.
+    """Return the plan: the public size, the training defaults, and the noise of each part.
 
     Args:
-        config: Of the synthesis.
-        rows: How rows are written.
+        config: The configuration of the synthesis.
+        rows: The format of the rows.
         condition: The cells of the histogram, if there is one.
-        tokenizer: That of ``row_tokenizer``.
-        num_units: The number of rows, or units, in the data, which is public.
+        tokenizer: The tokenizer from ``row_tokenizer``.
+        num_units: The number of rows or units in the data, which is public.
 
     Raises:
-        InputError: The batch is larger than the data, delta is too large, the histogram would be
-            all noise, or epsilon is out of reach.
+        InputError: The batch is larger than the data, delta is too large, the noise would exceed
+            the histogram's counts, or epsilon is out of reach.
     """
     privacy = config.privacy
     given_size = getattr(privacy, "num_examples", None)
@@ -178,7 +180,7 @@ def plain_training(max_length: int, weights: tuple[float, ...] = ()) -> TrainCom
 
     Args:
         max_length: Most tokens of prompt and target together.
-        weights: ``RowFormat.json_weights``; empty: all tokens have the same weight.
+        weights: ``RowFormat.json_weights``. If empty, all tokens have the same weight.
     """
     words = [
         "task=custom",
@@ -195,7 +197,7 @@ def plain_training(max_length: int, weights: tuple[float, ...] = ()) -> TrainCom
 
 
 def training_command(plan: SynthesisPlan) -> TrainCommand:
-    """Return the training of the generator: a run on rows as text, with the plan's noise."""
+    """Return the training of the generator: a run on rows as text, with the noise of the plan."""
     config = plan.config
     weights = () if config.text_weight == 1 else plan.rows.json_weights(config.text_weight)
     plain = plain_training(plan.max_prompt + plan.max_target + 2, weights)
@@ -219,10 +221,10 @@ def training_command(plan: SynthesisPlan) -> TrainCommand:
 def training_noise(
     counts: GaussianCounts | None, *, eps: float, delta: float, sample_rate: float, steps: int
 ) -> float:
-    """Return the least noise of the training with which it and the histogram keep within epsilon.
+    """Return the least training noise with which training and histogram stay within epsilon.
 
     Raises:
-        InputError: No noise keeps within it.
+        InputError: No noise stays within epsilon.
     """
     before = []
     if counts is not None:

@@ -1,7 +1,7 @@
-"""The files of a synthesis: statement, measures, and the answer of the command.
+"""The files of a synthesis: statement, measures, and the output of the command.
 
-All measures, and those of ``audit=synthetic``, are tables, which the pages and the terminal show as
-they are.
+All measures, including those of ``audit=synthetic``, are tables. The pages and the terminal show
+these tables unchanged.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +24,8 @@ from dpft.strict_model import (
 )
 
 OWNERS = (
-    "**This page is for the owner of the data alone: it is made of private rows.** To leave out a"
-    " synthetic row because of what is here is a choice by private records, which ε does not cover."
+    "**This page is only for the owner of the data, because it is made from private rows.** ε does"
+    " not cover a choice of synthetic rows that is based on this page."
 )
 
 
@@ -33,17 +33,17 @@ class Comparison(StrictModel):
     """A table of numbers."""
 
     title: str
-    """The title."""
+    """Title of the table."""
     columns: tuple[str, ...]
-    """The heads of the columns of numbers."""
+    """Headings of the columns of numbers."""
     rows: Mapping[str, tuple[float, ...]]
-    """The numbers of each row, by its name."""
+    """Numbers of each row, by the name of the row."""
     note: str | None = None
-    """A sentence that explains them."""
+    """A sentence that explains the numbers."""
 
 
 def cells(table: Comparison) -> list[tuple[str, ...]]:
-    """Return the rows of a table as texts: counts as they are, other numbers with three digits."""
+    """Return the rows of a table as text: integers unchanged, other numbers with three decimals."""
     return [
         (name, *(str(value) if isinstance(value, int) else f"{value:.3f}" for value in values))
         for name, values in table.rows.items()
@@ -56,14 +56,14 @@ def grid(table: Comparison) -> Grid:
 
 
 def section(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str) -> str:
-    """Return a table with its title and a note in Markdown."""
+    """Return a table with its title and a note, in Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
     table = "\n".join(f"| {' | '.join(map(line, row))} |" for row in lines)
     return f"## {line(title)}\n\n{table}\n\n{note}"
 
 
 def sections(tables: Iterable[Comparison]) -> list[str]:
-    """Return tables of numbers in Markdown; empty ones are left out."""
+    """Return tables of numbers in Markdown, without empty tables."""
     return [
         section(table.title, ("", *table.columns), cells(table), line(table.note or ""))
         for table in tables
@@ -75,30 +75,31 @@ class SynthesisPart(StrictModel):
     """A part of a synthesis that read records under noise."""
 
     name: Literal["histogram", "training"]
-    """The part."""
+    """Name of the part."""
     epsilon: NotNegative
-    """Its own epsilon, at the delta of the whole."""
+    """Epsilon of this part by itself, at the delta of the whole."""
     noise_multiplier: Positive
     """Standard deviation of the noise divided by the sensitivity."""
     steps: AtLeastOne
     """Noisy steps taken."""
     run_id: str
-    """The id in the part's ledger."""
+    """The run id in the part's ledger."""
     ledger: LedgerHead
-    """The ledger when this was written."""
+    """The ledger when this statement was written."""
 
 
 class Synthesis(Versioned):
-    """The statement of a synthesis, which may be released with its rows."""
+    """The public statement of a synthesis, which may be released with its rows."""
 
     private: bool
-    """Whether epsilon protects anybody: false without noise, or if a test seed made the noise."""
+    """Whether epsilon gives a guarantee; false without noise, or if a test seed determined the
+    noise."""
     date: Day
     """Day of the report."""
     epsilon: NotNegative | None = None
     """Epsilon of all parts together; absent without privacy."""
     delta: Delta | None = None
-    """The delta of epsilon."""
+    """The delta at which epsilon holds."""
     delta_source: DeltaSource | None = None
     """The source of delta: given by privacy.delta, or the rule that determines it."""
     accountant: str | None = None
@@ -106,23 +107,23 @@ class Synthesis(Versioned):
     eps: Positive | None = None
     """The target epsilon."""
     share: Positive | None = None
-    """The share of the target epsilon for the histogram; absent without one."""
+    """The share of the target epsilon for the histogram; absent without a histogram."""
     unit: str
     """The privacy unit: example, or a column."""
     unit_definition: str
-    """The privacy unit in words."""
+    """Description of the privacy unit."""
     neighboring_relation: Relation
     """How neighboring data sets differ."""
     noise_source: str
     """The generator of the noise."""
     num_examples: AtLeastOne
-    """Number of rows, or of units, which is public."""
+    """Number of rows or units, which is public."""
     num_examples_source: str
-    """Where that number comes from."""
+    """The source of that number."""
     parts: tuple[SynthesisPart, ...]
-    """The parts that read records under noise; nothing else did."""
+    """The parts that read records under noise; no other part read records."""
     warnings: tuple[str, ...]
-    """What a reader of epsilon must know, one sentence each."""
+    """Warnings that a reader of epsilon needs, one sentence each."""
     schema_sha256: Digest
     """SHA-256 of schema.yaml."""
     condition: tuple[str, ...]
@@ -130,23 +131,23 @@ class Synthesis(Versioned):
     model: str
     """The generator before training."""
     method: str
-    """How it was fine-tuned."""
+    """The fine-tuning method."""
     rows: Count
-    """Synthetic rows."""
+    """Number of synthetic rows."""
     rows_sha256: Digest
-    """SHA-256 of the file of the rows."""
+    """SHA-256 of the file that contains the rows."""
     unparsed: Count
-    """Texts that were not rows, each drawn again."""
+    """Number of texts that were not rows; each was drawn again."""
     rejected: Mapping[str, Count]
-    """Rows that broke a rule, by the rule; each was drawn again."""
+    """Number of rows that broke each rule; each was drawn again."""
     left_out: Count
-    """Rows that were given up after all attempts."""
+    """Number of rows that were skipped after all attempts."""
     columns: tuple[Comparison, ...]
-    """Synthetic rows by the bins of each column, which follow from the schema."""
+    """Numbers of synthetic rows in the bins of each column, which follow from the schema."""
 
 
 class Measures(Versioned):
-    """private/measures.json: synthetic rows compared with real rows, only for their owner."""
+    """Content of private/measures.json: synthetic rows compared with real rows, for the owner."""
 
     tables: tuple[Comparison, ...]
     """The measures; the first table is the summary."""

@@ -1,7 +1,7 @@
-"""Write the results of a synthesis: the table, its public statement, and a private report.
+"""Result files of a synthesis: the table, its public statement, and a private report.
 
-Epsilon is computed from the ledgers. The public page describes the synthetic rows by themselves;
-everything that compares them with real rows is private.
+Epsilon is computed from the ledgers. The public page describes only the synthetic rows. Everything
+that compares them with real rows is private.
 """
 
 import datetime
@@ -86,11 +86,11 @@ def public_page(synthesis: Synthesis, schema: str) -> str:
         for key, value in as_json(synthesis).items()
         if key not in NO_FACTS
     ]
-    columns = ("part", "ε alone", "noise multiplier", "noisy steps", "head of its ledger")
+    columns = ("part", "its ε", "noise multiplier", "noisy steps", "head of its ledger")
     note = (
-        "Nothing else read a record. The ε of each part is its own, at the δ of the whole; together"
+        "No other part read a record. The ε of each part is stated at the δ of the whole. Together"
         " they are composed, not added. `dpft account run=FOLDER` computes the same from the"
-        " training's ledger, whose first line names the histogram."
+        " training's ledger, which contains the histogram in its first line."
     )
     text = [headline(synthesis), *synthesis.warnings, "# A synthetic table"]
     text += [section("What ε covers", columns, parts, note)] if parts else []
@@ -102,7 +102,7 @@ def write_outcome(plan: SynthesisPlan, table: PrivateTable, drawn: Drawn, folder
     """Write the table with new ids, its statement and the pages.
 
     Raises:
-        StateError: A ledger is gone or damaged.
+        StateError: A ledger is missing or damaged.
     """
     schema = plan.rows.schema
     columns = [column for column in schema.columns if column.is_learned or column.kind == ID]
@@ -182,7 +182,7 @@ def with_epsilon(synthesis: Synthesis, folder: Path) -> Synthesis:
     """Return a statement with epsilon of the whole and of each part, computed from the ledgers.
 
     Raises:
-        StateError: A ledger is gone, is damaged, or is not closed.
+        StateError: A ledger is missing, damaged, or not closed.
     """
 
     def epsilon(steps: Mapping[Noise, int]) -> float:
@@ -214,20 +214,20 @@ def with_epsilon(synthesis: Synthesis, folder: Path) -> Synthesis:
 
 
 def is_finished(folder: Path, target: Path) -> bool:
-    """Return whether a synthesis is finished: its rows are those of its statement."""
+    """Return whether a synthesis is finished: its rows are those in its statement."""
     is_written = (folder / PAGE).exists() and target.exists()
     return is_written and read_model(folder / STATEMENT, Synthesis).rows_sha256 == digest(target)
 
 
 def answer_of(folder: Path, target: Path) -> Answer:
-    """Return the output of the command, which contains no private measure."""
+    """Return the output of the command, which contains no private measures."""
     synthesis = read_model(folder / STATEMENT, Synthesis)
     if synthesis.delta is not None:
         synthesis = with_epsilon(synthesis, folder)
     files = {"synthetic rows": str(target), "public page": str(folder / PAGE)}
     measures = str(folder / MEASURES) if (folder / MEASURES).exists() else None
     if measures is not None:
-        files["private page, for you alone"] = str(folder / PRIVATE_PAGE)
+        files["private page"] = str(folder / PRIVATE_PAGE)
     parts: list[Grid | str] = [
         headline(synthesis),
         *(f"Warning: {warning}" for warning in synthesis.warnings),

@@ -1,16 +1,15 @@
-r"""Convert table rows to text and back: compact JSON in a fixed order of columns.
+r"""Conversion of table rows to text and back: compact JSON with a fixed order of columns.
 
-The model reads the condition's columns and writes the others:
+The model reads the columns of the condition and writes the others:
 
     {"city":"Rome","label":true,   |   "age":42,"note":"says \"no\""}
 
 The form ``array`` omits the names and takes fewer tokens: ``["Rome",true,  |  42,"says \"no\""]``.
 
-llguidance derives from the schema which tokens may follow, and ends a text once it has its
-``max_tokens``. So every value is in range; a row whose text ends within an escape is drawn again.
-In columns of values the model
-draws from the whole distribution, because rare values must stay as rare as they are; in texts from
-the nucleus.
+From the schema, llguidance derives which tokens may follow, and ends a text when it has
+``max_tokens`` tokens. Every value is therefore in range. A row whose text ends within an escape is
+drawn again. In columns with a range or a list of values, the model draws from the whole
+distribution, so that rare values stay as rare as they are. In texts, it draws from the nucleus.
 """
 
 import bisect
@@ -30,18 +29,18 @@ from dpft.synthesis.schema import TEXT, Column, Misfit, Row, Schema
 
 ARRAY = "array"
 SLACK = 4
-"""Tokens for a value beyond those that it takes by itself."""
+"""Additional tokens for a value, beyond those that it takes when tokenized by itself."""
 BODY = r'/([^"\\\x00-\x1f]|\\["\\nrtbf]|\\u00[01][0-9a-f])*/'
 """The inside of a JSON string, as ``json.dumps`` writes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowFormat:
-    """How the rows of a schema are written."""
+    """The format in which the rows of a schema are written."""
 
     schema: Schema
     condition: tuple[str, ...] = ()
-    """Columns that the model reads; it writes the others."""
+    """Columns that the model reads; it writes the other columns."""
     form: str = "object"
 
     def __post_init__(self) -> None:
@@ -82,7 +81,7 @@ class RowFormat:
         return ("[" if self.form == ARRAY else "{") + "".join(texts)
 
     def target(self, row: Mapping[str, Any]) -> str:
-        """Return the text that the model writes after it."""
+        """Return the text that the model writes after the prompt."""
         return self._target([column.spell(row[column.name]) for column in self.written])
 
     def _target(self, values: Sequence[str]) -> str:
@@ -90,7 +89,7 @@ class RowFormat:
         return "".join(before + value for before, value in pairs)
 
     def read(self, prompt: str, target: str) -> Row | None:
-        """Return the row of both texts, or None if they are not a row of the schema."""
+        """Return the row that both texts form, or None if they do not form a row of the schema."""
         target = target.removeprefix(" ").replace('\ufffd"', '"')  # a letter cut at a text's end
         try:
             content = json.loads(prompt + target, parse_float=str, parse_int=str)
@@ -107,7 +106,7 @@ class RowFormat:
             return None
 
     def json_weights(self, of_text: float) -> tuple[float, ...]:
-        """Return the weights in the loss of a target's segments, names and values in turn.
+        """Return the loss weights of a target's segments; names and values alternate.
 
         >>> from dpft.synthesis.schema import schema_of
         >>> columns = {"age": {"type": "integer", "minimum": 1, "maximum": 9},
@@ -123,17 +122,18 @@ class RowFormat:
         return tuple(weight for value in values for weight in (1.0, value))
 
     def truncated(self, row: Row, tokenizer: Any) -> Row:
-        """Return a row whose texts have at most ``max_tokens`` tokens; longer ones lose their end.
+        """Return a row whose texts have at most ``max_tokens`` tokens; longer texts lose their end.
 
-        How a text is truncated depends on this row only.
+        How a text is truncated depends only on this row.
         """
         texts = (column for column in self.written if column.kind == TEXT)
         return row | {c.name: _truncated_text(row[c.name], c, tokenizer) for c in texts}
 
     def longest(self, tokenizer: Any) -> tuple[int, int]:
-        """Return the most tokens of a prompt and of a target; both are public.
+        """Return the most tokens of a prompt and of a target; both numbers are public.
 
-        A model may write a value in more tokens than necessary, so there is room for some more.
+        A model may write a value in more tokens than necessary, so each value has some extra
+        tokens.
         """
         prompt = self._prompt([column.longest for column in self.given])
         target = self._target([column.longest for column in self.written])
@@ -144,7 +144,7 @@ class RowFormat:
     def grammar(self) -> str:
         """The grammar of every target, in llguidance's variant of Lark.
 
-        Some tokenizers begin each text with a blank, so that a target may begin with one.
+        A target may begin with a blank, because some tokenizers begin each text with a blank.
         """
         parts, rules = ['" "?'], []
         for at, column in enumerate(self.written):
@@ -160,13 +160,14 @@ class RowFormat:
 
 
 def count_tokens(text: str, tokenizer: Any) -> int:
-    """Return how many tokens a text has."""
+    """Return the number of tokens of a text."""
     return len(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
 
 def _truncated_text(value: Any, column: Column, tokenizer: Any) -> Any:
-    """Return a text cut to its room, counted as it is written between quotes."""
-    # Few tokens are shorter than a letter's escape, so most texts are known to fit by their length.
+    """Return a text cut to its ``max_tokens``, counted as the text is written between quotes."""
+    # A letter has at most six tokens, as an escape has six characters, so short texts need no
+    # count.
     if value is None or 6 * len(value) <= column.max_tokens:
         return value
 
@@ -183,7 +184,7 @@ def check_tokenizer(tokenizer: Any) -> None:
     """Reject a tokenizer that loses characters of a row.
 
     Raises:
-        InputError: It loses characters, or is not a fast one.
+        InputError: The tokenizer loses characters, or is not a fast tokenizer.
     """
     probe = '{"a":"é  \\n\\"東","b":-1.50,"c":null}'
     ids = tokenizer(probe, add_special_tokens=False, split_special_tokens=True)["input_ids"]
@@ -199,11 +200,11 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def compile_grammar(rows: RowFormat, tokenizer: Any) -> tuple[Any, int]:
-    """Return llguidance's matcher of a target that has not begun, and its number of tokens.
+    """Return llguidance's matcher at the start of a target, and the size of its vocabulary.
 
     Raises:
         InputError: llguidance is not installed.
-        RunError: The schema's grammar is too large for llguidance.
+        RunError: The grammar of the schema is too large for llguidance.
     """
     try:
         import llguidance.hf
@@ -224,19 +225,19 @@ def compile_grammar(rows: RowFormat, tokenizer: Any) -> tuple[Any, int]:
 
 
 class RowConstraint(LogitsProcessor):
-    """Allows only tokens that continue a row, and cuts the distribution of texts to its nucleus."""
+    """Logits processor that allows only continuations of a row and cuts texts to the nucleus."""
 
     TEXT_SHARE = 1 / 3
-    """A share of the vocabulary that can follow only inside a text."""
+    """Share of the vocabulary above which the allowed tokens can occur only inside a text."""
 
     def __init__(self, grammar: tuple[Any, int], rows: int, *, before: int, top_p: float) -> None:
         """Begin a batch.
 
         Args:
             grammar: The result of ``compile_grammar``.
-            rows: How many rows the batch has.
-            before: How many tokens precede the targets.
-            top_p: The share of the probability that the nucleus of a text has.
+            rows: Number of rows in the batch.
+            before: Number of tokens before the targets.
+            top_p: Probability mass of the nucleus in texts.
         """
         import llguidance.torch
 
@@ -247,7 +248,7 @@ class RowConstraint(LogitsProcessor):
         self._nucleus = TopPLogitsWarper(top_p) if top_p < 1 else None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the logits, minus infinity for each token that cannot follow.
+        """Return the logits, with minus infinity for each token that cannot follow.
 
         Args:
             input_ids: All tokens so far, shape (b, t).
@@ -257,7 +258,7 @@ class RowConstraint(LogitsProcessor):
             for matcher, token in zip(self._matchers, input_ids[:, -1].tolist(), strict=True):
                 if not matcher.is_stopped():
                     matcher.consume_token(token)
-        # llguidance's own function that applies a mask compiles a kernel first.
+        # llguidance's own function for applying a mask compiles a kernel first.
         mask = self._library.allocate_token_bitmask(len(scores), self._size)
         places = [(matcher, at) for at, matcher in enumerate(self._matchers)]
         self._library.fill_next_token_bitmask_par(self._executor, places, mask)

@@ -11,8 +11,9 @@
     impossible: [{city: Oslo, age: 99}]
     label: city
 
-A column validates the cells of a file, spells each value as JSON in exactly one way, and has a JSON
-Schema, from which llguidance derives what a model may write. Nothing is looked up in the records.
+A column validates the cells of a file, writes each value as JSON in exactly one way, and has a JSON
+Schema. llguidance derives from the JSON Schema what a model may write. Nothing is read from the
+records.
 """
 
 import datetime
@@ -34,9 +35,9 @@ from dpft.tasks.base import is_unicode
 from dpft.tasks.templates import spelled
 
 Value = str | int | float | bool | None
-"""The content of a valid cell: a date is YYYY-MM-DD, a missing cell None."""
+"""The content of a valid cell; a date is YYYY-MM-DD, and a missing cell is None."""
 Row = dict[str, Value]
-"""The value of each learned column, by name."""
+"""The value of each learned column, by the name of the column."""
 KINDS = {
     "category": ("values", "missing"),
     "integer": ("minimum", "maximum", "step", "missing"),
@@ -47,15 +48,16 @@ KINDS = {
     "id": (),
     "drop": (),
 }
-"""The values of ``type:``, and the other keys that each takes."""
+"""The values of ``type:``, and the other keys that each type accepts."""
 TEXT, DATE, ID, NUMBERS = "text", "date", "id", ("integer", "decimal")
 FLAGS = dict.fromkeys(("true", "yes", "1", "t", "y"), True) | dict.fromkeys(
     ("false", "no", "0", "f", "n"), False
 )
 MOST_DIGITS, MOST_VALUES, MOST_DAYS = 15, 10_000, 100_000
-"""Limits of a number, which float64 represents exactly, and of the branches of the grammar."""
+"""Limits: digits of a number, which float64 represents exactly; values of a category; days of a
+range."""
 MARK = "# A DRAFT"
-"""The first line of a draft, which is not accepted as a schema."""
+"""The first line of a draft, by which a draft is rejected as a schema."""
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -67,11 +69,17 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 class Misfit(ValueError):
-    """A cell that its column does not allow, or an invalid column. No cell is quoted."""
+    """Error for a cell that its column does not allow, or for an invalid column.
+
+    The message quotes no cell.
+    """
 
 
 class FaultyCell(InputError):
-    """A row that its schema does not allow. No cell is quoted; the key is a column, if known."""
+    """Error for a row that its schema does not allow; the key is a column, if known.
+
+    The message quotes no cell.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +88,13 @@ class Column:
 
     Attributes:
         name: The name in the file.
-        kind: One of ``KINDS``. An id is numbered 1, 2, 3, and drop is left out.
+        kind: One of ``KINDS``. An id is numbered 1, 2, 3, and drop is omitted.
         missing: Whether a cell may be empty.
         values: The values of a category, as text.
         minimum: The smallest value of a range: a Decimal, or a date as text.
         maximum: The largest value.
         step: The distance between two neighboring numbers, counted from the minimum.
-        max_tokens: The length to which a text is cut.
+        max_tokens: Number of tokens to which a text is cut.
     """
 
     name: str
@@ -109,22 +117,22 @@ class Column:
 
     @cached_property
     def options(self) -> tuple[Value, ...]:
-        """All values of a category or boolean, with None if cells may be missing; else empty."""
+        """All values of a category or boolean, and None if cells may be missing; else empty."""
         options: tuple[Value, ...] = (True, False) if self.kind == "boolean" else self.values
         return (*options, None) if options and self.missing else options
 
     @cached_property
     def places(self) -> int:
-        """Digits after the point, of every number."""
+        """Number of decimals of every number."""
         exponents = (
             int(number.normalize().as_tuple().exponent) for number in (self.minimum, self.step)
         )
         return max(0, *(-exponent for exponent in exponents))
 
     def read(self, cell: object) -> Value:
-        """Return the value of a cell of a file; raise Misfit for an invalid one."""
+        """Return the value of a cell of a file; raise Misfit for an invalid cell."""
         text = cell_text(cell)
-        # If no cell may be missing, an empty text is a text.
+        # If no cell may be missing, an empty text is a valid text.
         is_empty = self.missing and not text if self.kind == TEXT else not (text or "").strip()
         if text is not None and not is_empty:
             return self.parse(text if self.kind == TEXT else text.strip())
@@ -133,7 +141,7 @@ class Column:
         return None
 
     def parse(self, text: str) -> Value:
-        """Return the value of a text that is not missing; raise Misfit for an invalid one."""
+        """Return the value of a text that is not missing; raise Misfit for an invalid text."""
         if self.kind == TEXT:
             if not is_unicode(text):
                 raise Misfit("must be valid Unicode")
@@ -162,7 +170,7 @@ class Column:
         return int(nearest) if self.kind == "integer" else float(nearest)
 
     def spell(self, value: Value) -> str:
-        """Return a value as JSON, a number without zeros at its end, as llguidance requires."""
+        """Return a value as JSON; numbers have no trailing zeros, as llguidance requires."""
         if value is not None and self.kind in NUMBERS:
             text = f"{value:.{self.places}f}"
             return text.rstrip("0").rstrip(".") if "." in text else text
@@ -170,7 +178,7 @@ class Column:
 
     @property
     def json_schema(self) -> dict[str, Any]:
-        """The JSON Schema of the values, except texts; it allows numbers between two steps."""
+        """The JSON Schema of the values, except for texts; it allows numbers between steps too."""
         schema: dict[str, Any] = {"enum": [option for option in self.options if option is not None]}
         if self.kind == DATE:
             first, last = int(self.number(self.minimum)), int(self.number(self.maximum))
@@ -186,7 +194,7 @@ class Column:
 
     @property
     def longest(self) -> str:
-        """The longest JSON of a value, without the contents of texts."""
+        """The longest JSON of a value, without the content of texts."""
         if self.kind == TEXT:
             return '""'
         if self.kind in NUMBERS:
@@ -194,13 +202,13 @@ class Column:
         return max(map(self.spell, self.options or (self.minimum,)), key=len)
 
     def number(self, value: Any) -> float:
-        """Return a number as it is and a date as the number of its day."""
+        """Return a number as it is, and a date as the ordinal number of its day."""
         if self.kind == DATE:
             return float(datetime.date.fromisoformat(value).toordinal())
         return float(value)
 
     def at(self, steps: int) -> str:
-        """Return how the value that is so many steps above the minimum is written."""
+        """Return, as text, the value that is ``steps`` steps above the minimum."""
         if self.kind == DATE:
             return str(datetime.date.fromisoformat(self.minimum) + datetime.timedelta(days=steps))
         return f"{self.minimum + steps * self.step:.{self.places}f}"
@@ -219,7 +227,7 @@ def cell_text(cell: object) -> str | None:
 
 
 def number_of(text: str) -> Decimal:
-    """Return the number in a text; raise Misfit if there is none."""
+    """Return the number in a text; raise Misfit if the text is not a number."""
     try:
         number = Decimal(text)
     except InvalidOperation:
@@ -230,7 +238,7 @@ def number_of(text: str) -> Decimal:
 
 
 def day_of(text: str) -> str:
-    """Return the date in a text as YYYY-MM-DD; raise Misfit if there is none."""
+    """Return the date in a text as YYYY-MM-DD; raise Misfit if the text is not a date."""
     pattern = r"\d{4}-\d\d-\d\d([T ]00:00(:00(\.0+)?)?)?"
     try:
         if not re.fullmatch(pattern, text, re.ASCII):
@@ -241,7 +249,7 @@ def day_of(text: str) -> str:
 
 
 def column_of(name: str, line: Mapping[str, Any]) -> Column:
-    """Return the column that a line of a schema declares.
+    """Return the column that an entry of a schema declares.
 
     >>> age = column_of("age", {"type": "integer", "minimum": 18, "maximum": 99})
     >>> age.read("42"), age.spell(42), age.json_schema
@@ -300,7 +308,7 @@ def _checked_values(values: Any) -> tuple[str, ...]:
 
 
 def _checked_range(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ends and the step of a range as values."""
+    """Return the ends and the step of a range as parsed values."""
     keys = {key: settings.get(key) for key in ("minimum", "maximum")}
     if kind != DATE:
         keys["step"] = settings.get("step", "1" if kind == "integer" else "0.01")
@@ -323,13 +331,13 @@ def _checked_range(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A comparison of a column with another column or a value; true if one is missing."""
+    """A comparison of a column with another column or a value; true if either is missing."""
 
     text: str
     left: str
     compare: str
     right: str | None
-    """The other column; None: ``value`` is compared."""
+    """The other column; None if the column is compared with ``value``."""
     value: Value = None
 
     def holds(self, row: Mapping[str, Value]) -> bool:
@@ -343,7 +351,7 @@ class Schema:
     """The public description of a table."""
 
     columns: tuple[Column, ...]
-    """In the order in which a row is written."""
+    """The columns, in the order in which a row is written."""
     rules: tuple[Rule, ...] = ()
     impossible: tuple[Mapping[str, Value], ...] = ()
     """Combinations of values that no row has."""
@@ -361,11 +369,11 @@ class Schema:
         return {column.name: column for column in self.columns}
 
     def row(self, cells: Mapping[str, object], *, blank_invalid: bool = False) -> Row:
-        """Return a row of a file in the learned columns.
+        """Return the learned columns of a row of a file.
 
         Args:
             cells: The cells of the row.
-            blank_invalid: Whether an invalid cell becomes a missing one if its column allows that.
+            blank_invalid: Whether an invalid cell becomes a missing cell if its column allows that.
 
         Raises:
             FaultyCell: The schema does not allow the row.
@@ -386,7 +394,7 @@ class Schema:
         return row
 
     def broken(self, row: Mapping[str, Value]) -> str | None:
-        """Return the name of a rule that a row breaks, or None."""
+        """Return the name of a rule that a row breaks, or None if the row breaks no rule."""
         for rule in self.rules:
             if not rule.holds(row):
                 return f"rule {rule.text}"
@@ -395,7 +403,7 @@ class Schema:
         return None
 
     def check_columns(self, names: Iterable[str], *, place: str) -> None:
-        """Reject data that lack a learned column, or have a column that is not in the schema."""
+        """Reject data without a learned column, or with a column that is not in the schema."""
         data_columns = list(names)
         lacking = [column.name for column in self.learned if column.name not in data_columns]
         faults = [f"add {name} to the data or remove it from the schema" for name in lacking]
@@ -412,7 +420,7 @@ class Schema:
 
 
 def read_schema(path: Path) -> Schema:
-    """Return the schema in a file of YAML or JSON.
+    """Return the schema in a YAML or JSON file.
 
     Raises:
         InputError: The file is not readable, is a draft, or is not a valid schema.
@@ -443,13 +451,13 @@ def read_schema(path: Path) -> Schema:
 
 
 class _SchemaLoader(yaml.SafeLoader):  # type: ignore[misc]
-    """Rejects a key that is given twice, and keeps numbers as they are written.
+    """Loader that rejects a key that is given twice, and keeps numbers as they are written.
 
-    YAML 1.1 reads 00501 as the octal number 321 and 12:30 as 750, and 1.10 would become 1.1.
+    YAML 1.1 reads 00501 as the octal number 321 and 12:30 as 750, and would turn 1.10 into 1.1.
     """
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
-        """Return the number of a scalar, or its text if the number would be written otherwise."""
+        """Return the number of a scalar, or its text if the number would be written differently."""
         number = getattr(super(), f"construct_yaml_{node.tag.rpartition(':')[2]}")(node)
         return number if str(number) == node.value else node.value
 
@@ -468,7 +476,7 @@ for _tag in ("int", "float"):
 
 
 def schema_of(content: Mapping[str, Any]) -> Schema:
-    """Return the schema that the keys of a file describe; raise InputError for an invalid one."""
+    """Return the schema that the keys of a file describe; raise InputError for invalid keys."""
     keys = ("columns", "rules", "impossible", "label")
     unknown = sorted(set(map(str, content)) - set(keys))
     if unknown:

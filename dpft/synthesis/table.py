@@ -1,6 +1,7 @@
-"""Read the private table, check each cell against the schema, and group rows by unit.
+"""The private table: cells checked against the schema, and rows grouped by unit.
 
-No message quotes a cell. The only public number is the number of units; it counts invalid rows too.
+No message quotes a cell. The only public number is the number of units, which includes units of
+invalid rows.
 """
 
 import hashlib
@@ -22,19 +23,19 @@ from dpft.synthesis.schema import FaultyCell, Row, Schema
 from dpft.tasks.templates import spelled
 
 FEWEST = 20
-"""Number of rows, or units, below which nothing can be learned that hides each of them."""
+"""Minimum number of rows or units; from fewer, nothing can be learned that hides each of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateTable:
-    """The rows of a table; private except for ``num_units``."""
+    """The rows of a table, which are private except for ``num_units``."""
 
     rows: tuple[Row | None, ...]
-    """None: the row is invalid and is left out."""
+    """The rows; None for an invalid row, which is skipped."""
     units: tuple[str, ...]
     """The privacy unit of each row."""
     faults: Counter[str]
-    """How many rows are invalid, by the reason."""
+    """Number of invalid rows, by the reason."""
     kept: tuple[int, ...] = ()
     """Indices of the rows to learn from."""
     controls: tuple[int, ...] = ()
@@ -51,11 +52,11 @@ class PrivateTable:
         return replace(self, rows=tuple(truncated))
 
     def split(self, fraction: float | None, key: bytes) -> "PrivateTable":
-        """Return the table with the indices of the rows to learn from, and of the controls.
+        """Return the table with the indices of the rows to learn from and of the controls.
 
         Args:
-            fraction: The share of the units that are controls; None: there are none.
-            key: A secret; the same key gives the same sides.
+            fraction: The share of the units that are controls; None for no controls.
+            key: A secret key; the same key gives the same division.
         """
         everything: tuple[Sequence[int], Sequence[int]] = (range(len(self.rows)), ())
         sides = everything if fraction is None else split_held_out(self.units, fraction, key)
@@ -70,11 +71,11 @@ class PrivateTable:
         return replace(self, kept=tuple(kept), controls=tuple(controls))
 
     def rows_at(self, indices: Sequence[int]) -> list[Row]:
-        """Return the valid rows among those at some indices."""
+        """Return the valid rows at the given indices."""
         return [row for row in map(self.rows.__getitem__, indices) if row is not None]
 
     def fingerprint(self, key: bytes) -> str:
-        """Return a keyed hash of all rows in their order; it is as secret as the key."""
+        """Return a keyed hash of all rows in order; it is as secret as the key."""
         digest = hmac.new(key, b"rows of a table\n", hashlib.sha256)
         for row, unit in zip(self.rows, self.units, strict=True):
             digest.update(json.dumps([unit, row]).encode() + b"\n")
@@ -104,7 +105,7 @@ def read_table(
         rows: The rows of the file.
         schema: The public schema.
         unit: example, or the column of the privacy unit.
-        invalid: What happens to an invalid row: error, missing or skip.
+        invalid: Treatment of an invalid row: error, missing or skip.
 
     Raises:
         InputError: The columns are not those of the schema, a row is invalid and ``invalid`` is
@@ -116,7 +117,7 @@ def read_table(
     columns: dict[str, None] = {}
     for row in rows:
         if row.fault is None and not columns and row.has_columns:
-            # The first row of a table has all columns. Objects of a .jsonl file may lack some.
+            # The first row of a table has all columns. Objects in a .jsonl file may lack some.
             absent = [schema.named[name] for name in schema.named.keys() - row.values.keys()]
             if any(column.is_learned and not column.missing for column in absent):
                 schema.check_columns(row.values, place=row.place)
@@ -143,7 +144,7 @@ def read_table(
 
 
 def _valid(row: raw_rows.Row, schema: Schema, invalid: str, faults: Counter[str]) -> Row | None:
-    """Return a row as the schema allows it, or None; this depends on the row only."""
+    """Return a row as the schema allows it, or None; the result depends only on this row."""
     try:
         return schema.row(row.sound())
     except InputError as error:

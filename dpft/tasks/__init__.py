@@ -1,1 +1,1 @@
-"""Tasks: how a record becomes a prompt and a target, or texts and a label."""
+"""Tasks: conversion of rows to prompts and targets, or to texts and labels."""

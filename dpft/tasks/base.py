@@ -1,6 +1,6 @@
 """Base class of tasks: configuration, column names, and conversion of rows to examples.
 
-A task never reads a file; ``dpft.data.sources`` does, and hands it rows one at a time.
+A task never reads a file. ``dpft.data.sources`` reads files and passes rows to the task one by one.
 """
 
 from abc import ABC, abstractmethod
@@ -21,20 +21,20 @@ from dpft.strict_model import AtLeastOne
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePlace:
-    """Where one image is: a file, a stretch of one, or bytes in memory."""
+    """The location of one image: a file, a segment of a file, or bytes in memory."""
 
     file: str = ""
-    """The file's path; empty: the image is ``content``."""
+    """Path of the file; empty if the image is in ``content``."""
     offset: int = 0
-    """Where in the file a raw image begins."""
+    """Offset in the file at which a raw image begins."""
     shape: tuple[int, ...] = ()
-    """Channels, height and width of a raw image, a byte a number, channel after channel; empty:
-    the whole is an encoded image, such as PNG or JPEG."""
+    """Channels, height and width of a raw image; empty if the file is an encoded image, such as PNG
+    or JPEG. A raw image has one byte per number, channel after channel."""
     content: bytes = b""
 
     @property
     def name(self) -> str:
-        """How messages name it: the file, never what is in it."""
+        """The name of the image in messages: its file, never its content."""
         if not self.file:
             return "an image in memory"
         number = f", byte {self.offset}" if self.shape else ""
@@ -43,47 +43,51 @@ class ImagePlace:
 
 @dataclass(frozen=True, kw_only=True)
 class LabeledImage:
-    """One record of a task of images, the unit of privacy."""
+    """One record of an image task, which is the privacy unit."""
 
     image: ImagePlace
     answer: tuple[float, ...]
-    """The number of its class; or 0 or 1 for each attribute."""
+    """The number of the class, or 0 or 1 for each attribute."""
 
     @property
     def label(self) -> float:
-        """The number of its class."""
+        """The number of the class."""
         return self.answer[0]
 
     @property
     def shown(self) -> str:
-        """The record in words, for predictions: its file's name."""
+        """The text that represents the record in predictions: its file name."""
         return PurePath(self.image.file).name or "image"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One record, the unit of privacy: a text to condition on and a text to learn."""
+    """One record, which is the privacy unit: a text to condition on and a text to learn."""
 
     prompt: str
-    """Text the model conditions on, separator included; no loss on it unless ``learns_prompt``."""
+    """Text that the model conditions on, including the separator; it has no loss unless
+    ``learns_prompt`` is set."""
     target: str
-    """Text the loss is on, without the end-of-text token."""
+    """Text that has the loss, without the end-of-text token."""
     group: str
-    """Evaluation writes one prediction per distinct group; its targets are the references."""
+    """Evaluation generates one prediction for each distinct group; the targets of a group are its
+    references."""
     separator: str = ""
-    """The end of ``prompt`` that stays when a long prompt is cut; may be empty."""
+    """The end of ``prompt``, which is kept when a long prompt is cut; may be empty."""
     lead: str = ""
-    """The beginning of ``prompt`` that stays when a long prompt is cut; may be empty."""
+    """The beginning of ``prompt``, which is kept when a long prompt is cut; may be empty."""
     cut_start: bool = False
-    """Whether a long prompt loses the beginning of what is between the two, not the end."""
+    """Whether a long prompt loses the beginning of the text between lead and separator, not its
+    end."""
     cut_target_end: bool = False
-    """Whether a target too long by itself loses its end, as plain text does, not its beginning."""
+    """Whether a target that is too long loses its end, as plain text does, not its beginning."""
     after_start: bool = False
-    """Whether a start token stands before the prompt, for its first token to be predicted from."""
+    """Whether a start token precedes the prompt, so that the first token of the prompt can be
+    predicted."""
     learns_prompt: bool = False
-    """Whether the loss is on the prompt, too, after a start token."""
+    """Whether the prompt, after a start token, has a loss too."""
     rejected: str | None = None
-    """A worse answer than ``target``, of preference data; None: there is none."""
+    """For preference data, an answer that is worse than ``target``; else None."""
 
     def __post_init__(self) -> None:
         if not self.prompt.endswith(self.separator):
@@ -96,39 +100,39 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class LabeledExample:
-    """One record of a classification task, the unit of privacy: texts and their label."""
+    """One record of a classification task, which is the privacy unit: texts and their label."""
 
     texts: tuple[str, ...]
-    """One sentence, or two."""
+    """One sentence or two sentences."""
     label: float
-    """Number of the class, or the score."""
+    """The number of the class, or the score."""
 
     @property
     def shown(self) -> str:
-        """The record in words, for predictions."""
+        """The text that represents the record in predictions."""
         return " | ".join(self.texts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateSegment:
-    """A stretch of a filled template."""
+    """A segment of a filled template."""
 
     text: str
-    """Its words, the blank before them included; empty for the mask."""
+    """The text of the segment, including the blank before it; empty for the mask."""
     is_mask: bool = False
-    """Whether it is the place of the answer."""
+    """Whether the segment is the position of the answer."""
     may_be_cut: bool = False
-    """Whether it is the record's own text, which gives way where there is no room."""
+    """Whether the segment is the record's own text, which is cut if there is no room."""
 
 
 Record = Example | LabeledExample | LabeledImage
 
 
 def text_of(record: Record) -> str:
-    """Return all of a record's text: prompt and target, or its sentences.
+    """Return the whole text of a record: prompt and target, or its sentences.
 
     Raises:
-        InputError: It is an image.
+        InputError: The record is an image.
     """
     if isinstance(record, LabeledImage):
         raise InputError(
@@ -141,11 +145,13 @@ def text_of(record: Record) -> str:
 
 
 def shortened(record: Record, letters: int) -> Record:
-    """Return a record whose texts have at most so many letters, each cut where tokens would be.
+    """Return a record whose texts have at most ``letters`` letters.
+
+    A text is cut on the side on which its tokens would be cut.
 
     Args:
-        record: A text's record; any other is returned as it is.
-        letters: Most letters of a prompt's own text, of a target, of a sentence.
+        record: A record. A record without text is returned unchanged.
+        letters: Most letters of the prompt's own text, of a target, and of a sentence.
     """
     if isinstance(record, LabeledExample):
         if all(len(text) <= letters for text in record.texts):
@@ -169,12 +175,12 @@ def shortened(record: Record, letters: int) -> Record:
 
 
 def are_texts(records: Sequence[Record]) -> TypeGuard[Sequence[Example]]:
-    """Say whether every record is a text to learn, as those of a text task are."""
+    """Return whether every record is a text to learn, as in a text task."""
     return all(isinstance(record, Example) for record in records)
 
 
 def is_unicode(text: str) -> bool:
-    """Say whether the text has no lone surrogates, which JSON can spell and no one can encode."""
+    """Return whether the text has no lone surrogates, which JSON allows but UTF-8 cannot encode."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -183,89 +189,92 @@ def is_unicode(text: str) -> bool:
 
 
 LONGEST_DEFAULT = 512
-"""Tokens of the longest example where neither the configuration nor the model says fewer."""
+"""Tokens of the longest example if neither the configuration nor the model sets a lower limit."""
 TYPICAL_SHARE = 0.75
-"""Of the longest row: how long one is taken to be where nothing is known of them."""
+"""Assumed length of a typical row relative to the longest row, if nothing else is known."""
 SPLITS = ("train", "validation", "test")
 Source = Literal["hub", "url", "local", "embedded", "memory"]
 REFUSED: Final = "error"
 SKIPPED: Final = "skip"
 MISSING: Final = "missing"
 INVALID = (REFUSED, SKIPPED, MISSING)
-"""Treatments of a faulty row; each is decided by that row alone."""
+"""Treatments of an invalid row. Each treatment depends only on that row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusForm:
-    """How the local files of a corpus are read: of any names, and text files among them."""
+    """How the local files of a corpus are read; they may have any names and may be text files."""
 
     column: str
-    """The column under which a text of a text file stands, which has no columns itself."""
+    """The column name for the text of a text file, which has no columns itself."""
     by_document: bool
-    """Whether a text file is one text; else each of its lines is one."""
+    """Whether a whole text file is one text; otherwise each of its lines is one text."""
 
 
 class Task(Section, ABC):
-    """Base of every task; its fields are the task's configuration, ``conf/task/<name>.yaml``."""
+    """Base class of tasks; its fields are the task's configuration, ``conf/task/<name>.yaml``."""
 
     name: str
-    """Which task; chosen by task=NAME."""
+    """Name of the task, which task=NAME selects."""
     source: Source = "hub"
-    """Where rows come from: hub, url, local or embedded (a given data_dir means local); or memory,
-    the rows that a program gives."""
+    """Source of the rows: hub, url, local, embedded (the bundled sample), or memory (rows that a
+    Python program passes); data_dir implies local."""
     data_dir: str | None = None
-    """Folder with train|validation|test, a file each in one of the formats that are read."""
+    """Folder with one file for each of train, validation and test, in a supported format."""
     num_train_examples: AtLeastOne | None = None
-    """The public number of training records, as published."""
+    """The published, public number of training records."""
     hub_name: str | None = None
-    """Data set on the Hugging Face hub."""
+    """Name of the data set on the Hugging Face Hub."""
     hub_config: str | None = None
-    """Configuration of that data set, where it has several."""
+    """Configuration of that data set, if it has several."""
     hub_revision: str | None = None
-    """Branch, tag or commit on the hub."""
+    """Branch, tag or commit on the Hub."""
     urls: dict[str, str] = Field(default_factory=dict)
-    """Split name to the address of its file, for source=url."""
+    """Address of the file of each split, for source=url."""
     embedded_num_train_examples: AtLeastOne | None = None
-    """Rows of the embedded training sample, for source=embedded."""
+    """Number of rows in the bundled training sample, for source=embedded."""
     column_aliases: dict[str, str] = Field(default_factory=dict)
-    """Other names of the columns: the name in a file to the name in ``columns``."""
+    """Other names of columns: a name in your file, mapped to a name in ``columns``."""
 
     eval_split: str = "test"
-    """The split that is scored unless eval.split says otherwise."""
+    """The split that is scored by default; eval.split overrides it."""
     split_parts: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Split to the parts that it is stored in and scored by; a split without parts is one."""
+    """The parts in which each split is stored and by which it is scored; a split without parts is
+    one part."""
     metrics: tuple[str, ...] = ()
-    """Names of the metrics that score it."""
+    """Names of the metrics that score the task."""
     default_delta: Literal["published", "own_data"] = OWN_DATA
-    """Delta where privacy.delta is null: own_data, 1 / (10 * num_examples) rounded down to one
-    digit; or published, 1 / (2 * num_examples), as in the papers."""
+    """Rule for delta if privacy.delta is null: own_data takes 1 / (10 * num_examples) rounded down
+    to one digit, and published takes 1 / (2 * num_examples), as in the papers."""
 
     modality: ClassVar[str]
-    """Kind of its records, text or image; says how they reach a model."""
+    """Type of its records, text or image, which determines how they reach a model."""
     has_canaries: ClassVar[bool] = False
-    """Whether ``canary`` makes records of words."""
+    """Whether ``canary`` can make records from words."""
     rows_key: ClassVar[str | None] = None
-    """The key of ``most_rows``; None: a record is one row."""
+    """The configuration key of ``most_rows``; None if a record is always one row."""
     ships_sample: ClassVar[bool] = False
-    """Whether a sample of its data comes with dpft, for source=embedded."""
+    """Whether dpft contains a sample of the task's data, for source=embedded."""
     takes_file: ClassVar[bool] = False
-    """Whether ``data_dir`` may also be one file, the training split."""
+    """Whether ``data_dir`` may also be one file, which is then the training split."""
     published_hub_name: ClassVar[str | None] = None
-    """The hub data set whose splits are published; another one is the user's own."""
+    """The Hub data set whose splits are published. Any other data set counts as the user's own
+    data."""
     published_urls: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """The addresses of published splits; another address is the user's own."""
+    """The addresses of published splits. Any other address counts as the user's own data."""
     local_form: ClassVar[str | None] = None
-    """Form of its data on disk, named in ``dpft.data.sources``; None: a table for each split."""
+    """Format of the task's data on disk, as named in ``dpft.data.sources``; None for one table per
+    split."""
     streams_hub: ClassVar[bool] = False
-    """Whether rows of the hub are read over the network as they are needed, and kept nowhere."""
+    """Whether rows of the Hub are read over the network as needed, without storing them."""
     averages_parts: ClassVar[bool] = False
-    """Whether the mean of the scores of a split's parts is a score, too."""
+    """Whether the mean of the scores of a split's parts is a score too."""
     own_defaults: ClassVar[bool] = False
-    """Whether a batch is chosen for few records of a user's own, where none is configured."""
+    """Whether defaults for a small data set of the user's own apply if none are configured."""
     is_checked_by_model: ClassVar[bool] = False
-    """Whether only a model can tell which rows are valid, such as by its chat template."""
+    """Whether only a model can determine which rows are valid, for example by its chat template."""
     scores_rows: ClassVar[bool] = False
-    """Whether every row is scored apart, though another has the same input."""
+    """Whether every row is scored separately, even if another row has the same input."""
 
     def _check_fields(self) -> None:
         all_columns = (*self.columns, *self.optional_columns)
@@ -279,108 +288,111 @@ class Task(Section, ABC):
 
     @classmethod
     def chosen(cls, values: Mapping[str, Any]) -> "type[Task]":
-        """Return the class that values of its keys stand for: this one, unless it has forms."""
+        """Return the class that the given key values select: this class, unless it has forms."""
         return cls
 
     @property
     def lacks(self) -> str | None:
-        """A sentence that asks for a missing key; evaluation of a run takes it from there."""
+        """A message that asks for a missing key, or None.
+
+        When a run is evaluated, the key is taken from the run.
+        """
         return None
 
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """Columns every row must have."""
+        """Columns that every row must have."""
 
     def column_key(self, column: str) -> str | None:
-        """Return the configuration key that names a column; None where the task itself does."""
+        """Return the configuration key that names a column, or None if the task names it."""
         return None
 
     @property
     def corpus_form(self) -> CorpusForm | None:
-        """How local files are read where they are a corpus; None where they are tables by split."""
+        """How local files of a corpus are read; None if local files are one table per split."""
         return None
 
     @property
     def on_invalid(self) -> str:
-        """Treatment of a faulty row, one of ``INVALID``."""
+        """Treatment of an invalid row, one of ``INVALID``."""
         return REFUSED
 
     @property
     def optional_columns(self) -> tuple[str, ...]:
-        """Columns that are read where a row has them; ``examples`` says which it misses."""
+        """Columns that are read if a row has them; ``examples`` reports those that it needs."""
         return ()
 
     @property
     def untyped_columns(self) -> tuple[str, ...]:
-        """Columns, required or optional, whose values need not be text."""
+        """Required or optional columns whose values need not be text."""
         return ()
 
     @property
     def answers(self) -> str:
-        """Kind of answers, which says how they are scored: ``TEXTS``, ``LABELS`` and others."""
+        """Type of the answers, which determines their scores: ``TEXTS``, ``LABELS`` and others."""
         return TEXTS
 
     @property
     def written_from(self) -> str | None:
-        """Source of a trained model's texts, ``NOTHING`` or ``PROMPTS``; None: it writes none.
+        """Input for generation, ``NOTHING`` or ``PROMPTS``; None if the model generates no text.
 
-        Which commands can be of use after a run follows from it: ``dpft generate`` refuses by it,
-        and the end of a run advises by it.
+        This value determines which commands are useful after a run. ``dpft generate`` rejects runs
+        that cannot generate, and the end of a run recommends only useful commands.
         """
         return None
 
     @property
     def answers_how(self) -> str:
-        """The work of a trained model that writes no texts, in words."""
+        """The work of a trained model that generates no text, as text for messages."""
         return "chooses labels"
 
     @property
     def confusable(self) -> tuple[str, ...]:
-        """Name of the classes of which reports show which is taken for which; none: not shown."""
+        """Names of the classes for which reports show a confusion matrix; empty to show none."""
         return ()
 
     @property
     def longest(self) -> int:
-        """The length of the longest row: of a text, in tokens; 1 where rows have no length."""
+        """The length of the longest row: for texts in tokens, and 1 if rows have no length."""
         return 1
 
     @property
     def typical(self) -> int:
-        """The length of the rows on which ``dpft plan`` measures the time of a run."""
+        """The length of the rows with which ``dpft plan`` measures the time of a run."""
         return max(1, round(TYPICAL_SHARE * self.longest))
 
     @property
     def most_rows(self) -> int:
-        """How many rows a record may become."""
+        """The largest number of rows that a record may become."""
         return 1
 
     def members(self, part: str) -> "Sequence[Member]":
-        """Return the tasks whose rows a part has: the task itself, unless it is a mixture."""
+        """Return the tasks whose rows a part contains: the task itself, unless it is a mixture."""
         return (Member(task=self, part=part),)
 
     def parts(self, split: str) -> tuple[str, ...]:
-        """Return the names under which a split is stored, in the order they are scored."""
+        """Return the names under which a split is stored, in the order in which they are scored."""
         return self.split_parts.get(split, (split,))
 
     @property
     def all_parts(self) -> list[str]:
-        """The names under which any split is stored."""
+        """The names under which the splits are stored."""
         return [part for split in SPLITS for part in self.parts(split)]
 
     @property
     def effective_source(self) -> str:
-        """The source rows are read from: ``data_dir`` means local, whatever ``source`` says."""
+        """The source that rows are read from: local if ``data_dir`` is set, else ``source``."""
         return "local" if self.data_dir is not None else self.source
 
     @property
     def public_num_train_examples(self) -> int | None:
-        """The number of training records that stands in public configuration, if one does."""
+        """The number of training records in the public configuration, or None."""
         by_source = {"embedded": self.embedded_num_train_examples, "local": None, "memory": None}
         return by_source.get(self.effective_source, self.num_train_examples)
 
     def is_published(self, split: str) -> bool:
-        """Return whether the split's rows are published, so that showing them harms no one."""
+        """Return whether the split's rows are published, so that showing them harms nobody."""
         by_source = {
             "embedded": True,
             "hub": self.hub_name is not None and self.hub_name == self.published_hub_name,
@@ -394,54 +406,55 @@ class Task(Section, ABC):
         return ()
 
     def begun(self, date: str) -> Self:
-        """Return the task as a run that begins on a day, such as 2026-11-29, keeps it."""
+        """Return the task as kept by a run that begins on the given day, such as 2026-11-29."""
         return self
 
     @property
     def unit_definition(self) -> str:
-        """One record in words that follow "one": the unit that ``privacy.unit=example`` hides."""
+        """Description of one record that follows "one": what ``privacy.unit=example`` protects."""
         return "row of the data; equal rows are records of their own"
 
     @abstractmethod
     def examples(self, row: Mapping[str, Any]) -> Sequence[Record]:
-        """Return the examples one row stands for, each a record of its own.
+        """Return the examples of one row, each of which is a separate record.
 
         Args:
-            row: Column name to text, or to whatever an untyped column holds; every name in
-                ``columns`` is present, and those of ``optional_columns`` that the row has.
+            row: The value of each column: text, or any value in an untyped column. Every name in
+                ``columns`` is present, and those in ``optional_columns`` that the row has.
 
         Raises:
-            InputError: The row's text does not have the task's form. The message never quotes
-                it: rows are private (docs/dev/design.md, rule 7). The caller adds file and line.
+            InputError: The text of the row does not have the form that the task needs. The message
+                never quotes the text, because rows are private (docs/dev/design.md, rule 7). The
+                caller adds file and line.
         """
 
     @abstractmethod
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Record:
-        """Return a record of the task's form that nobody gave, for audits.
+        """Return an artificial record in the task's form, for audits.
 
         Args:
             read: Words that the model reads.
-            learned: Words that it learns to write after them; of a task of labels it reads them,
-                too.
-            number: Chooses the label, where there is one.
+            learned: Words that the model learns to generate after them. For a task with labels, the
+                model reads these words too.
+            number: Selects the label, if there is one.
         """
 
     def repair(self, text: str) -> str:
-        """Return text as the data set's official reader reads it; by default, as it is.
+        """Return text as the data set's official reader reads it; by default unchanged.
 
-        Outputs files are joined to references on repaired text.
+        Files of outputs are matched to references by the repaired text.
         """
         return text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A task whose rows are read, and which of them."""
+    """A task whose rows are read, and which of its rows."""
 
     task: Task
     part: str
     limit: int | None = None
-    """Most rows, the first ones; None: all."""
+    """Maximum number of rows, taken from the start; None for all rows."""
 
 
 _LANGUAGES = """
@@ -453,23 +466,23 @@ _LANGUAGES = """
     tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
 """
 LANGUAGES = frozenset(_LANGUAGES.split())
-"""The codes of ISO 639-1."""
+"""The ISO 639-1 language codes."""
 
 
 class TextualTask(Task):
-    """A task whose records are made of text."""
+    """A task whose records are text."""
 
     max_length: Annotated[int, Field(ge=2)] | None = None
-    """Longest tokenized example; the prompt is cut, never the target's end; null takes 512, or what
-    the model has positions for where that is less."""
+    """Most tokens of an example; null takes 512, or the number of positions of the model if that is
+    less. Longer prompts are cut, but never the end of the target."""
 
     language: str | None = None
-    """Language of the texts as an ISO 639-1 code such as zh, which chooses the words that metrics
-    compare; null splits texts by script."""
+    """Language of the texts as an ISO 639-1 code such as zh, which determines the words that
+    metrics compare; null splits texts by script."""
 
     typical_length: AtLeastOne | None = None
-    """Tokens of a typical example, a public number, on which ``dpft plan`` measures time; null
-    takes three quarters of max_length."""
+    """Tokens of a typical example (public), with which ``dpft plan`` measures time; null takes
+    three quarters of max_length."""
 
     modality: ClassVar[str] = "text"
     has_canaries: ClassVar[bool] = True
@@ -487,18 +500,18 @@ class TextualTask(Task):
 
     @property
     def longest(self) -> int:
-        """See ``Task.longest``; known once a model is (``fitted``)."""
+        """See ``Task.longest``; final once the model is known (``fitted``)."""
         return LONGEST_DEFAULT if self.max_length is None else self.max_length
 
     @property
     def typical(self) -> int:
-        """See ``Task.typical``: the stated length, as far as there is room for it."""
+        """See ``Task.typical``: the configured length, but at most ``longest``."""
         if self.typical_length is None:
             return super().typical
         return min(self.typical_length, self.longest)
 
     def fitted(self, positions: int | None) -> Self:
-        """Return the task with a length of its examples: the model's where none is given."""
+        """Return the task with a maximum length: the model's if none is configured."""
         if self.max_length is not None:
             return self
         longest = self.longest if positions is None else min(self.longest, positions)
@@ -506,11 +519,12 @@ class TextualTask(Task):
 
 
 class OwnRows(TextualTask):
-    """A task of a user's own rows, some of which may be faulty."""
+    """A task on the user's own rows, some of which may be invalid."""
 
     invalid: Literal["error", "skip", "missing"] = REFUSED
-    """A faulty row: error, it is refused; skip, it is left out; missing, what it lacks is read as
-    an empty text, and it is left out if it is still faulty. Sizes and rates count it as before."""
+    """Treatment of invalid rows: error rejects the data, skip skips the row, and missing reads
+    missing or invalid values as empty text. With missing, a row that is still invalid is skipped.
+    Sizes and rates count all rows."""
 
     @property
     def on_invalid(self) -> str:
@@ -523,22 +537,22 @@ class TextTask(TextualTask):
 
     @property
     def holds_lists(self) -> bool:
-        """Whether rows hold lists, for which a .csv file has no place."""
+        """Whether rows contain lists, which a .csv file cannot represent."""
         return False
 
     @property
     @abstractmethod
     def prompt_columns(self) -> tuple[str, ...]:
-        """Those of ``columns`` that a prompt is made from; none where records have no prompt."""
+        """The ``columns`` from which a prompt is made; empty if records have no prompt."""
 
     @property
     def given_columns(self) -> tuple[str, ...]:
-        """Columns of the rows that a user has a trained model write from: the prompt's."""
+        """Columns of the rows from which a trained model generates: those of the prompt."""
         return self.prompt_columns
 
     @property
     def given_form(self) -> str:
-        """Such rows, in words."""
+        """Description of such rows, for messages."""
         return ", ".join(self.given_columns)
 
     @property
@@ -548,12 +562,12 @@ class TextTask(TextualTask):
 
     @property
     def written_columns(self) -> tuple[str, ...]:
-        """Columns that a template reads a written text back into; none where none does."""
+        """Columns that a template extracts from a generated text; empty without such a template."""
         return ()
 
     @property
     def from_nothing(self) -> "TextTask | None":
-        """The task of writing a whole record from nothing; None where a prompt must be given."""
+        """The task of generating a whole record from nothing; None if a prompt must be given."""
         return None if self.prompt_columns else self
 
     @abstractmethod
@@ -565,8 +579,8 @@ class TextTask(TextualTask):
         """Return the prompt of a row, as an example without a target.
 
         Args:
-            row: Column name to value; every name in ``given_columns`` is present, or none where
-                whole records are written from nothing.
+            row: The value of each column. Every name in ``given_columns`` is present; the mapping
+                is empty if whole records are generated from nothing.
         """
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
@@ -576,31 +590,31 @@ class TextTask(TextualTask):
         return Example(prompt=prompt, target=target, group=prompt or target)
 
     def spelt_labels(self, texts: Sequence[str]) -> list[float] | None:
-        """Return the label that each text spells; None where answers are no labels in words.
+        """Return the label that each text spells, or None if the answers are not labels in words.
 
         Args:
-            texts: References, or what a model wrote; one that spells no label gives -1.
+            texts: References or generated texts. A text that spells no label gives -1.
         """
         return None
 
     @abstractmethod
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
-        """Return a row in the task's own format, with the text as its answer.
+        """Return a row in the task's own format with the text as its answer.
 
-        None where the text does not have the form of an answer, as a template may give one.
+        Return None if the text does not have the form of an answer, for example of a template.
 
         Args:
-            row: What ``prompt`` read; other columns are left out.
-            text: What a model wrote after that prompt.
+            row: The values that ``prompt`` read; other columns are dropped.
+            text: The text that a model generated after that prompt.
         """
 
 
 class SeqToSeqTask(TextTask):
-    """A task of texts whose prompt ends with no separator: a decoder apart writes the answer."""
+    """A text task whose prompts end without a separator: a separate decoder writes the answer."""
 
 
 class LabelTask(Task):
-    """A task whose answers are labels: classes, or scores."""
+    """A task whose answers are labels: classes or scores."""
 
     @property
     def answers(self) -> str:
@@ -609,41 +623,41 @@ class LabelTask(Task):
 
     @abstractmethod
     def label(self, value: Any) -> float:
-        """Return the number that a label stands for.
+        """Return the number that a label represents.
 
         Raises:
-            InputError: It is not one of the task's; the message does not quote it.
+            InputError: The label is not one of the task's labels. The message does not quote it.
         """
 
     @abstractmethod
     def prediction(self, text: str) -> float:
-        """Return the label that a file of predictions spells, as ``label_text`` or ``label`` do.
+        """Return the label in a file of predictions, spelled as for ``label_text`` or ``label``.
 
         Raises:
-            InputError: It is none; the message does not quote it.
+            InputError: The text is not a label. The message does not quote it.
         """
 
     @abstractmethod
     def label_text(self, value: float) -> str:
-        """Return a label as predictions spell it."""
+        """Return a label as it is written in predictions."""
 
     @abstractmethod
     def predicted(self, outputs: Sequence[float]) -> float:
-        """Return the label that a model's outputs for a record stand for.
+        """Return the label that a model's outputs for a record represent.
 
         Args:
-            outputs: Probabilities of label words or classes, or one number, a score.
+            outputs: Probabilities of the label words or classes, or one number, which is a score.
         """
 
 
 TASKS: Registry[type[Task]] = Registry("dpft.tasks", key="task.name")
-"""Every task by name; a module of this package registers its class, or one class for several."""
+"""All tasks by name; each module of this package registers its class, or one for several names."""
 
 
 def chosen_task_class(values: Mapping[str, Any]) -> type[Task]:
-    """Return the class of the task that the values of its keys, ``name`` among them, stand for.
+    """Return the class of the task that the values of its keys, including ``name``, select.
 
     Raises:
-        InputError: There is no such task, or the keys do not go together.
+        InputError: There is no such task, or the keys do not fit together.
     """
     return TASKS.named(values["name"]).chosen(values)

@@ -10,10 +10,10 @@ from dpft.tasks.images import IMAGE, ImageTask, attribute_value
 
 @TASKS.register("celeba")
 class CelebA(ImageTask):
-    """All attributes, by one summed loss an image; or one of them, as two classes."""
+    """All attributes with one summed loss for each image, or one attribute as two classes."""
 
     attribute: str | None = None
-    """The one attribute to learn, such as Smiling; null: all that labels names."""
+    """The one attribute to learn, such as Smiling; null learns all attributes in task.labels."""
 
     published_hub_name: ClassVar[str | None] = "flwrlabs/celeba"
     local_form: ClassVar[str | None] = "celeba"
@@ -47,7 +47,7 @@ class CelebA(ImageTask):
 
     @property
     def column_names(self) -> Mapping[str, str]:
-        """Name of columns as files may have them, to the task's own."""
+        """The task's own column names, by the names that files may use."""
         return {"img": IMAGE}
 
     def answer(self, row: Mapping[str, Any]) -> tuple[float, ...]:

@@ -7,19 +7,19 @@ from dpft.tasks.base import TASKS
 from dpft.tasks.images import ImageTask
 
 NAMES = {"img": "image", "fine_label": "label", "label": "label", "image": "image"}
-"""Columns as data sets on the hub call them."""
+"""The task's own column names, by the names in data sets on the Hub."""
 
 
 class CifarTask(ImageTask):
     """Images of one class each."""
 
     label_bytes: ClassVar[int]
-    """Bytes before an image of the binary version, the last of which is its class."""
+    """Number of bytes before each image of the binary version; the last of them is the class."""
     local_form: ClassVar[str | None] = "cifar"
 
     @property
     def column_names(self) -> Mapping[str, str]:
-        """Name of columns as files may have them, to the task's own."""
+        """The task's own column names, by the names that files may use."""
         return NAMES
 
 
@@ -33,7 +33,7 @@ class Cifar10(CifarTask):
 
 @TASKS.register("cifar100")
 class Cifar100(CifarTask):
-    """A hundred classes, of which the fine labels say which."""
+    """One hundred classes, given by the fine labels."""
 
     label_bytes: ClassVar[int] = 2
     published_hub_name: ClassVar[str | None] = "uoft-cs/cifar100"

@@ -1,7 +1,7 @@
 """Base class of classification tasks, with text infilling or a classification head.
 
 Text infilling (Li et al. 2022, section 4 and Table 10; templates of Gao et al. 2020) asks the
-language model for a label word in place of a mask, so no new parameter has to be learned.
+language model for a label word in place of a mask, so that no new parameters have to be learned.
 """
 
 from abc import abstractmethod
@@ -20,13 +20,13 @@ OBJECTIVES: tuple[str, ...] = (INFILLING, CLS)
 
 
 class ClassTask(LabelTask):
-    """A task whose answers are classes, spelled by their names or their numbers."""
+    """A task whose answers are classes, given by name or by number."""
 
     labels: tuple[str, ...]
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Name of what a model answers with, in the order of their numbers."""
+        """Names of the model's outputs, in the order of their numbers."""
         return self.labels
 
     def label(self, value: Any) -> float:
@@ -34,34 +34,37 @@ class ClassTask(LabelTask):
         return class_number(self.classes, value, "label", key="label")
 
     def prediction(self, text: str) -> float:
-        """See ``LabelTask.prediction``: the class's number."""
+        """See ``LabelTask.prediction``: the number of the class."""
         return class_number(self.classes, text, "a prediction", key="predictions")
 
     def label_text(self, value: float) -> str:
-        """See ``LabelTask.label_text``: the class's name."""
+        """See ``LabelTask.label_text``: the name of the class."""
         return self.classes[int(value)]
 
     def predicted(self, outputs: Sequence[float]) -> float:
-        """See ``LabelTask.predicted``: the likeliest class."""
+        """See ``LabelTask.predicted``: the most likely class."""
         return float(max(range(len(outputs)), key=lambda index: outputs[index]))
 
 
 class ClassificationTask(ClassTask, TextualTask):
-    """A task whose answers are classes."""
+    """A text task whose answers are classes."""
 
     objective: str = INFILLING
-    """infilling: label words by the language model; cls: a classification head."""
+    """infilling for label words that the language model predicts, or cls for a classification head.
+    """
     labels: tuple[str, ...] = ()
-    """Names of the classes, in the order of their numbers; with max_score, its two ends."""
+    """Names of the classes, in the order of their numbers; with max_score, the names of its two
+    ends."""
     template: str = ""
-    """For masked language models: words with <S1>, <S2> and [MASK]."""
+    """Template for masked language models: text with <S1>, <S2> and [MASK]."""
     causal_template: str = ""
-    """For causal and seq2seq models: ends with [MASK], where the label word continues it."""
+    """Template for causal and seq2seq models: text that ends with [MASK], which the label word
+    replaces."""
     label_words: dict[str, str] = Field(default_factory=dict)
-    """Label to the word that stands for it, one token of the model's tokenizer."""
+    """The word that represents each label, one token of the model's tokenizer."""
 
     other_objectives: ClassVar[tuple[str, ...]] = ()
-    """Objectives of the same data that another class is for; ``chosen`` says which."""
+    """Objectives on the same data that another class implements; ``chosen`` selects the class."""
 
     def _check_fields(self) -> None:
         super()._check_fields()
@@ -80,11 +83,11 @@ class ClassificationTask(ClassTask, TextualTask):
     @property
     @abstractmethod
     def texts_per_record(self) -> int:
-        """Texts that a record has: one, or two."""
+        """Number of texts of a record: one or two."""
 
     @property
     def is_score(self) -> bool:
-        """Whether labels are numbers rather than classes."""
+        """Whether labels are numbers and not classes."""
         return False
 
     @property
@@ -93,7 +96,7 @@ class ClassificationTask(ClassTask, TextualTask):
         return tuple(self.label_words[name] for name in self.labels)
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> LabeledExample:
-        """See ``Task.canary``: ``number`` chooses the class; a score is 0 or 1."""
+        """See ``Task.canary``: ``number`` selects the class; a score is 0 or 1."""
         texts = (" ".join(read), " ".join(learned))
         return LabeledExample(
             texts=texts if self.texts_per_record == len(texts) else (" ".join(texts),),
@@ -101,15 +104,15 @@ class ClassificationTask(ClassTask, TextualTask):
         )
 
     def pieces(self, example: LabeledExample, *, causal: bool) -> tuple[TemplateSegment, ...]:
-        """Return a record's filled template, for causal and seq2seq models or for masked ones."""
+        """Return a record's filled template, for causal and seq2seq models or for masked models."""
         return self._parsed(causal=causal).fill(example.texts)
 
     def blank_before_mask(self, *, causal: bool) -> bool:
-        """Return whether a blank stands before the label word."""
+        """Return whether a blank precedes the label word."""
         return self._parsed(causal=causal).blank_before_mask
 
     def distribution(self, label: float) -> tuple[float, ...]:
-        """Return the probabilities of the labels that training aims at: a class has all of it."""
+        """Return the target probabilities of the labels in training: 1 for the record's class."""
         return tuple(float(index == label) for index in range(len(self.labels)))
 
     def _parsed(self, *, causal: bool) -> Template:
@@ -127,7 +130,7 @@ class ClassificationTask(ClassTask, TextualTask):
         check_classes(self.labels)
 
     def _check_templates(self) -> None:
-        """Reject templates that cannot be filled; one that is empty is refused when it is used."""
+        """Reject templates that cannot be filled; an empty template is rejected when it is used."""
         if not self.template and not self.causal_template:
             raise InputError(
                 "task.objective=infilling needs task.template (masked models) or"
@@ -159,10 +162,10 @@ class ClassificationTask(ClassTask, TextualTask):
 
 
 def check_classes(labels: Sequence[str]) -> None:
-    """Reject names of classes of which there are too few, or two equal ones.
+    """Reject class names if there are too few, or if two are equal.
 
     Raises:
-        InputError: They are.
+        InputError: There are too few names, or two equal names.
     """
     least = 2
     if len(set(labels)) != len(labels) or len(labels) < least:
@@ -184,7 +187,7 @@ def class_number(labels: Sequence[str], value: Any, what: str, *, key: str) -> f
         key: Key of the error.
 
     Raises:
-        InputError: It is no class; the message does not quote it.
+        InputError: The value is not a class. The message does not quote it.
     """
     number = float(labels.index(value)) if value in labels else as_number(value)
     if number is None or number not in range(len(labels)):
@@ -200,7 +203,7 @@ def but_is_empty(value: Any) -> str:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a label as a number, or None."""
+    """Return a label as a number, or None if it is not a number."""
     if isinstance(value, bool):
         return None
     try:

@@ -1,7 +1,8 @@
-"""The corpus task: learn texts as a whole, as in pre-training.
+"""The corpus task: learn whole texts, as in pre-training.
 
-Unlike ``task=custom`` it takes a folder of many files as it was collected, text files among them;
-unless told where it is, it is C4, the corpus of T5 (Raffel et al. 2020, arXiv 1910.10683).
+In contrast to ``task=custom``, the task reads a folder of many files as they were collected,
+including text files. By default, it reads C4, the corpus of T5 (Raffel et al. 2020, arXiv
+1910.10683).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,32 +19,34 @@ LINE: Final = "line"
 DOCUMENT: Final = "document"
 CHUNKS = "chunks_per_record"
 C4_TEXTS = {"en": 364868892, "en.noblocklist": 393391519, "realnewslike": 13799838}
-"""Texts of the training splits of C4 by hub_config: num_examples in its data card on the hub."""
+"""Number of texts in C4's training split by hub_config: num_examples in its data card on the Hub.
+"""
 SPANS, PREFIX, NEXT, MASKS = "span_corruption", "prefix_lm", "causal", "mlm"
 OBJECTIVES = {NEXT: CAUSAL, SPANS: SEQ2SEQ, PREFIX: SEQ2SEQ, MASKS: MASKED}
-"""Name to the kind of model that learns it; of two for a kind the first is its own."""
+"""Kind of model that learns each objective. The first objective of a kind is its default."""
 
 
 @TASKS.register("corpus")
 class CorpusTask(OwnRows, TextTask):
-    """Texts without prompts; one that is blank is no record."""
+    """Texts without prompts; a blank text is not a record."""
 
     data_dir: str | None = None
-    """A file, or a folder of files and folders of any names: .txt, .txt.gz, .jsonl, .jsonl.gz,
-    .parquet and .csv; or one with files or folders called train, validation or test."""
+    """A file, or a folder of files and folders with any names: .txt, .txt.gz, .jsonl, .jsonl.gz,
+    .parquet and .csv. The folder may instead contain files or folders named train, validation or
+    test."""
     max_length: Annotated[int, Field(ge=2)] | None = None
-    """Longest tokenized text; a longer one loses its end; null takes 512, or what the model has
-    positions for where that is less."""
+    """Most tokens of a text; null takes 512, or the number of positions of the model if that is
+    less. A longer text loses its end."""
     text_column: str = Field(default="text", alias="text")
-    """The column that holds the text, in files that have columns and on the hub."""
+    """The column that contains the text, in files that have columns and on the Hub."""
     record_kind: Literal["line", "document"] = Field(default=LINE, alias="record")
-    """What of a .txt file is one record: line, each of its lines; or document, the file."""
+    """Unit of one record in a .txt file: line for each line, or document for the whole file."""
 
     objective: Literal["span_corruption", "prefix_lm", "causal", "mlm"] | None = None
-    """What is learned of a text: causal, each next token; span_corruption, T5's hidden spans;
-    prefix_lm, what follows its beginning; mlm, masked tokens. null: what the model is made for."""
+    """Training objective: causal (next tokens), span_corruption (T5's hidden spans), prefix_lm
+    (text after its beginning) or mlm (masked tokens); null takes the model's own objective."""
     chunks_per_record: AtLeastOne = 1
-    """Most chunks of a record that are trained on, each as long as max_length allows; they are
+    """Most chunks of a record that are trained on, each as long as max_length allows. They are
     clipped as one, unless privacy.unit=chunk."""
 
     rows_key: ClassVar[str | None] = CHUNKS
@@ -52,7 +55,7 @@ class CorpusTask(OwnRows, TextTask):
     streams_hub: ClassVar[bool] = True
     published_hub_name: ClassVar[str | None] = "allenai/c4"
     prompt_columns: ClassVar[tuple[str, ...]] = ()
-    """No columns: a text has no prompt."""
+    """No columns, because a text has no prompt."""
     answers_how: ClassVar[str] = "fills in single masked tokens"
 
     def _check_fields(self) -> None:
@@ -67,21 +70,21 @@ class CorpusTask(OwnRows, TextTask):
 
     @property
     def public_num_train_examples(self) -> int | None:
-        """See ``Task.public_num_train_examples``; C4's own number where none is configured."""
+        """See ``Task.public_num_train_examples``; C4's own number if none is configured."""
         if self.num_train_examples is None and self.is_published("train"):
             return C4_TEXTS.get(self.hub_config or "")
         return super().public_num_train_examples
 
     @property
     def most_rows(self) -> int:
-        """See ``Task.most_rows``: its chunks."""
+        """See ``Task.most_rows``: the chunks of a record."""
         return self.chunks_per_record
 
     def objective_for(self, kind: str) -> str:
-        """Return the objective by which a model of a kind learns a text.
+        """Return the objective by which a kind of model learns a text.
 
         Raises:
-            InputError: The objective is for another kind.
+            InputError: The objective is for another kind of model.
         """
         if self.objective is None:
             return next(name for name, of in OBJECTIVES.items() if of == kind)
@@ -107,7 +110,7 @@ class CorpusTask(OwnRows, TextTask):
 
     @property
     def given_columns(self) -> tuple[str, ...]:
-        """See ``TextTask.given_columns``: the text, where a model goes on from one."""
+        """See ``TextTask.given_columns``: the text, if the model continues a text."""
         return self.columns if self.written_from == PROMPTS else ()
 
     @property
@@ -118,17 +121,17 @@ class CorpusTask(OwnRows, TextTask):
 
     @property
     def from_nothing(self) -> "CorpusTask | None":
-        """See ``TextTask.from_nothing``: whole texts, of a model that has learned whole texts."""
+        """See ``TextTask.from_nothing``: whole texts, if the model has learned whole texts."""
         return self if self.objective in (None, NEXT) else None
 
     @property
     def written_from(self) -> str | None:
-        """See ``Task.written_from``; a masked model writes no texts."""
+        """See ``Task.written_from``; a masked model generates no text."""
         return None if self.objective == MASKS else super().written_from
 
     @property
     def holds_lists(self) -> bool:
-        """See ``TextTask.holds_lists``: what fills the gaps of a text."""
+        """See ``TextTask.holds_lists``: the list of texts that fill the gaps of a text."""
         return self.objective == SPANS
 
     @property
@@ -151,12 +154,12 @@ class CorpusTask(OwnRows, TextTask):
         )
 
     def examples(self, row: Mapping[str, Any]) -> Sequence[Example]:
-        """Return the text as one example, cut at its end where it is too long; none of a blank."""
+        """Return the text as one example, whose end is cut if it is too long; empty if blank."""
         text: str = row[self.text_column]
         return (_whole(text),) if text.strip() else ()
 
     def prompt(self, row: Mapping[str, Any]) -> Example:
-        """See ``TextTask.prompt``: a text with gaps, or its beginning; or nothing.
+        """See ``TextTask.prompt``: a text with gaps, the beginning of a text, or nothing.
 
         Raises:
             InputError: The text has no gap, or the beginning is blank.
@@ -176,11 +179,11 @@ class CorpusTask(OwnRows, TextTask):
         return Example(prompt=text, target="", group=text, cut_target_end=True)
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
-        """See ``Task.canary``: cut as other texts are."""
+        """See ``Task.canary``: cut like other texts."""
         return _whole(" ".join((*read, *learned)))
 
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
-        """See ``TextTask.record``; a blank text is none, nor is one with an unfilled gap."""
+        """See ``TextTask.record``; None for a blank text and for a text with an unfilled gap."""
         prompt = str(row.get(self.text_column, ""))
         if self.objective == SPANS:
             return self._filled(prompt, text)
@@ -192,7 +195,7 @@ class CorpusTask(OwnRows, TextTask):
         return {"prompt": prompt, self.text_column: f"{prompt}{blank}{text}"}
 
     def _filled(self, prompt: str, text: str) -> dict[str, Any] | None:
-        """Return a text, and what fills its gaps, by a model's ``<extra_id_0> WORDS <extra_…``."""
+        """Return a text with its gaps filled by the output ``<extra_id_0> WORDS <extra_…``."""
         _, *named = SENTINEL.split(text)
         words_by_gap = {
             int(number): words.strip()

@@ -1,8 +1,11 @@
-"""The user's own data (``task=custom``): prompt and target, plain texts, labels or conversations.
+"""Your own data (``task=custom``): prompts and targets, plain texts, labels, or conversations.
 
-The keys of ``task=custom`` choose the form (`form_of`): templates of a prompt and a target, one
-template of a plain text, a text and the column of its class, or messages, of which the assistant's
-last one is learned and those before it are read.
+The keys of ``task=custom`` select the form of the data (`form_of`):
+
+- templates of a prompt and a target
+- one template of a plain text
+- a text and the column of its class
+- messages, of which the assistant's last message is learned and the earlier ones are read
 """
 
 import datetime
@@ -42,45 +45,49 @@ FORMS = (
     " (plain text), task.messages (the column of a conversation), or task.label with task.text and"
     " task.labels (classes)"
 )
-"""The four forms, for messages."""
+"""Description of the four forms, for messages."""
 
 
 class CustomFields(OwnRows):
-    """The fields of every form; by itself, a task whose form is not chosen yet."""
+    """The fields of every form; by itself, a task whose form is not selected yet."""
 
     source: Source = "local"
     prompt_template: str | None = Field(default=None, alias="prompt")
-    """Template of what the model reads; no loss on it, unless ``learn_prompt``."""
+    """Template of the text that the model reads, which has no loss unless ``learn_prompt`` is set.
+    """
     target_template: str | None = Field(default=None, alias="target")
-    """Template of what the model learns to write after it."""
+    """Template of the text that the model learns to generate after the prompt."""
     learn_prompt: bool = False
-    """Whether the model learns to write the prompt, too, and so whole rows from nothing."""
+    """Whether the model also learns to generate the prompt, and thus whole rows from nothing."""
     json_weights: tuple[Positive, ...] = ()
-    """Of a target that is JSON: what its tokens count in the row's loss, by the stretches that
-    commas and colons outside of strings begin; those beyond, and the end, count 1."""
+    """Loss weight of each segment of a JSON target, which commas and colons outside strings
+    separate; other segments and the end have weight 1."""
     text_template: str | None = Field(default=None, alias="text")
-    """Template of a text to learn as a whole, or, with ``task.label``, to classify."""
+    """Template of a text to learn as a whole, or to classify with ``task.label``."""
     messages_column: str | None = Field(default=None, alias="messages")
-    """The column that holds a list of {role, content}, or of {from, value}."""
+    """The column that contains a list of {role, content} or of {from, value}."""
     completion_column: str | None = Field(default=None, alias="completion")
-    """The column that holds the messages after those of ``task.messages``, the answer last."""
+    """The column that contains the messages after those in ``task.messages``, with the answer last.
+    """
     merge_system: bool = False
     """Whether a system message becomes the beginning of the user's first message."""
     date: str | None = None
-    """The day that a chat template takes for today, YYYY-MM-DD; null: the day on which the run
-    begins, in UTC."""
+    """The day that a chat template uses as today, YYYY-MM-DD; null takes the day in UTC on which
+    the run begins."""
     label_column: str | None = Field(default=None, alias="label")
-    """The column that holds the class."""
+    """The column that contains the class. With task.prompt and task.target, the column may contain
+    only the names in task.labels."""
     labels: tuple[str, ...] = ()
     """Names of the classes, in the order of their numbers; public."""
     objective: str = CLS
-    """cls: a new classification head; infilling: label words by the language model."""
+    """cls for a new classification head, or infilling for label words that the language model
+    predicts."""
     template: str = ""
-    """For infilling with masked language models: words with <S1> and [MASK]."""
+    """For infilling with masked language models: text with <S1> and [MASK]."""
     causal_template: str = ""
-    """For infilling with causal and seq2seq models: ends with [MASK]."""
+    """For infilling with causal and seq2seq models: text that ends with [MASK]."""
     label_words: dict[str, str] = Field(default_factory=dict)
-    """For infilling: label to the word that stands for it."""
+    """For infilling: the word that represents each label."""
 
     takes_file: ClassVar[bool] = True
     own_defaults: ClassVar[bool] = True
@@ -124,45 +131,45 @@ class CustomFields(OwnRows):
 
     @property
     def lacks(self) -> str | None:
-        """A sentence that asks for the keys of a form, where none is given."""
+        """A message that asks for the keys of a form, or None if a form is given."""
         return f"task=custom needs one of {FORMS}, got none." if self._form is None else None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """No columns: which ones are read, the form says."""
+        """No columns: the form determines which columns are read."""
         return ()
 
     @property
     def untyped_columns(self) -> tuple[str, ...]:
-        """All columns, since a template writes numbers as well as text."""
+        """All columns, because a template writes numbers as well as text."""
         return self.columns
 
     def is_published(self, split: str) -> bool:
-        """Return False: rows of your own are never published ones."""
+        """Return False, because your own rows are never published."""
         return False
 
     def examples(self, row: Mapping[str, Any]) -> Sequence[Record]:
-        """See ``Task.examples``; a form has its own."""
+        """See ``Task.examples``; each form overrides this method."""
         raise InputError(f"task=custom needs one of {FORMS}.", key="task")
 
     @property
     def _form(self) -> frozenset[str] | None:
-        """As ``form_of``, of the fields that say under which key they are given."""
+        """The form of the fields, as in ``form_of``, by the keys under which they are given."""
         fields = type(self).model_fields.items()
         return form_of({field.alias or name: getattr(self, name) for name, field in fields})
 
 
 def form_of(values: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the form that the given keys choose, or None if no key is given.
+    """Return the form that the given keys select, or None if no key is given.
 
     Raises:
-        InputError: They are keys of several forms, or a part of one's.
+        InputError: The keys belong to several forms, or are incomplete for one form.
     """
     given_keys = frozenset(key for key in FORM_KEYS if values.get(key) is not None)
     if not given_keys:
         return None
     for form in (TEMPLATES, PLAIN, CHAT, LABELS):
-        # with templates, the label's column is one that only some words may stand in
+        # with templates, task.label names a column that may contain only the names in task.labels
         if given_keys in (form, form | {"label"} if form is TEMPLATES else form):
             return form
     names = " and ".join(f"task.{key}" for key in FORM_KEYS if key in given_keys)
@@ -173,10 +180,10 @@ TWO_CLASSES = 2
 
 
 class CustomLabels(CustomFields, ClassificationTask):
-    """``task.label`` with ``task.text`` and ``task.labels``."""
+    """Labeled texts: ``task.label`` with ``task.text`` and ``task.labels``."""
 
     texts_per_record: ClassVar[int] = 1
-    """One text a record, for which ``<S1>`` stands."""
+    """One text per record, which ``<S1>`` represents."""
 
     def _check_fields(self) -> None:
         if not self.metrics:
@@ -187,7 +194,7 @@ class CustomLabels(CustomFields, ClassificationTask):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the template, each once, and the label's."""
+        """The columns of the template, each once, and the column of the label."""
         return tuple(dict.fromkeys((*self._text.columns, self._label)))
 
     def column_key(self, column: str) -> str | None:
@@ -202,11 +209,11 @@ class CustomLabels(CustomFields, ClassificationTask):
     def label(self, value: Any) -> float:
         """Return the number of the class that a value names.
 
-        Names lead; a number is a class's place in ``task.labels``, from 0, only where no class is
-        itself named by a number.
+        Names take precedence. A number is an index into ``task.labels``, starting at 0, but only if
+        no class has a number as its name.
 
         Raises:
-            InputError: It is not one of the task's classes; the message does not quote it.
+            InputError: The value is not one of the task's classes. The message does not quote it.
         """
         name = spelled(value)
         if name in self.labels:
@@ -241,11 +248,11 @@ class CustomLabels(CustomFields, ClassificationTask):
 
 TEXT_METRICS = ("bleu", "rouge_l", "perplexity", "distinct_1", "distinct_2", "mean_length")
 PLAIN_METRICS = ("perplexity",)
-"""Plain text has no prompt, so there is nothing to write an answer to."""
+"""Plain text has no prompt, so there is no answer to generate."""
 
 
 class CustomTexts(CustomFields, TextTask):
-    """``task.prompt`` and ``task.target``, or ``task.text`` alone."""
+    """Texts: ``task.prompt`` and ``task.target``, or only ``task.text``."""
 
     def _check_fields(self) -> None:
         if not self.metrics:
@@ -257,7 +264,7 @@ class CustomTexts(CustomFields, TextTask):
             prompt = self._prompt
             if prompt.columns and not prompt.literals[-1] + self._target.literals[0]:
                 raise InputError(
-                    # one text of both could not be divided again
+                    # a text of both without a separator could not be split again
                     "task.learn_prompt=true needs text or a line break between the last column of"
                     " task.prompt and the first column of task.target, got none after"
                     f" {{{prompt.columns[-1]}}}. End task.prompt with \\n, for example.",
@@ -293,7 +300,7 @@ class CustomTexts(CustomFields, TextTask):
         return self._prompt.key if column in self._prompt.columns else self._target.key
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
-        """Return the row's one example; its target is empty where all its columns are blank."""
+        """Return the row's one example; its target is empty if all its columns are blank."""
         target = "" if self._target.is_blank(row) else self._target.fill(row)
         example = replace(self.prompt(row), target=target)
         if self.text_template is None:
@@ -301,7 +308,7 @@ class CustomTexts(CustomFields, TextTask):
         return (replace(example, group=target, cut_target_end=True),)
 
     def prompt(self, row: Mapping[str, Any]) -> Example:
-        """See ``TextTask.prompt``: what the template says itself stays where a prompt is cut."""
+        """See ``TextTask.prompt``: the template's own text is kept when a prompt is cut."""
         if not self.has_label(row):
             raise InputError(
                 f"the column {self.label_column}, which task.label names, must contain one of"
@@ -321,7 +328,7 @@ class CustomTexts(CustomFields, TextTask):
         )
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
-        """See ``Task.canary``: cut and learned as the user's own records are."""
+        """See ``Task.canary``: the canary is cut and learned like the user's own records."""
         plain = super().canary(read, learned, number=number)
         return replace(
             plain,
@@ -332,7 +339,7 @@ class CustomTexts(CustomFields, TextTask):
 
     @property
     def written_columns(self) -> tuple[str, ...]:
-        """The columns of the target, as the user's file names them."""
+        """The columns of the target, as named in the user's file."""
         return tuple(dict.fromkeys(map(self._in_file, self._target.columns)))
 
     @property
@@ -343,9 +350,9 @@ class CustomTexts(CustomFields, TextTask):
         return WholeRows(**values_of(self, CustomFields))
 
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
-        """See ``TextTask.record``: the prompt's columns, and the target's as the text holds them.
+        """See ``TextTask.record``: the prompt's columns, and the target's as read from the text.
 
-        They have the names of the user's file. A text of blanks alone is no row, as in training.
+        The columns have the names in the user's file. A blank text is not a row, as in training.
         """
         written = self._target.read(text)
         if written is None or self._target.is_blank(written) or not self.has_label(written):
@@ -357,16 +364,16 @@ class CustomTexts(CustomFields, TextTask):
         }
 
     def has_label(self, row: Mapping[str, Any]) -> bool:
-        """Return whether what stands in the label's column is one of ``task.labels``.
+        """Return whether the value in the label column is one of ``task.labels``.
 
-        True of a row without that column, and where no column is the label's.
+        Return True for a row without that column, and if there is no label column.
         """
         if self.label_column is None or self.label_column not in row:
             return True
         return spelled(row[self.label_column]) in self.labels
 
     def _in_file(self, column: str) -> str:
-        """Return the user's own name of a column: its alias, where it has exactly one."""
+        """Return the user's own name of a column: its alias, if it has exactly one."""
         aliases = [alias for alias, name in self.column_aliases.items() if name == column]
         return aliases[0] if len(aliases) == 1 else column
 
@@ -383,7 +390,7 @@ class CustomTexts(CustomFields, TextTask):
 
 
 class WholeRows(CustomTexts):
-    """Rows whose prompt was learned, as a model writes them from nothing: in one text."""
+    """Rows with a learned prompt, which a model generates from nothing as one text."""
 
     @cached_property
     def _prompt(self) -> ColumnTemplate:
@@ -405,11 +412,11 @@ SAME_AS = {
     **dict.fromkeys(("gpt", "chatgpt", "model", "bing", "bard"), ASSISTANT),
     **dict.fromkeys(("function", "observation", "function_response"), TOOL),
 }
-"""Names of roles in data sets of other programs, such as ShareGPT's, and the role of each."""
+"""Role names in the data sets of other programs, such as ShareGPT, and the role of each."""
 FUNCTION_CALL = "function_call"
-"""ShareGPT's role of an assistant's message whose text is a call: {"name": …, "arguments": …}."""
+"""ShareGPT's role for an assistant's message that contains a call: {"name": …, "arguments": …}."""
 OF_TEMPLATES = ("tool_calls", "tool_call_id", "name", "reasoning_content")
-"""Other fields of a message that chat templates read."""
+"""Further fields of a message that chat templates read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -420,25 +427,26 @@ class Message:
     """One of ``ROLES``."""
     content: str
     more: str = ""
-    """Other fields that a chat template reads, such as tool_calls, as JSON; empty: none."""
+    """Further fields that a chat template reads, such as tool_calls, as JSON; empty if there are
+    none."""
 
     @property
     def calls_tool(self) -> bool:
-        """Whether the message is a call of a tool."""
+        """Whether the message is a tool call."""
         return bool(self.more) and "tool_calls" in json.loads(self.more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatExample(Example):
-    """A conversation; ``prompt`` shows its messages, ``messages`` are what a template writes."""
+    """A conversation: ``prompt`` shows its messages, and a template formats ``messages``."""
 
     messages: tuple[Message, ...]
-    """Those before the assistant's last one, which is ``target``; at least one."""
+    """The messages before the assistant's last message, which is ``target``; at least one."""
 
     def with_system_merged(self) -> "ChatExample":
-        """Return the example with its system message as the beginning of the user's first message.
+        """Return the example with its system message at the beginning of the user's first message.
 
-        An example without one of the two is returned as it is.
+        An example without one of the two messages is returned unchanged.
         """
         system = self.messages[0]
         place = next((at for at, message in enumerate(self.messages) if message.role == USER), None)
@@ -451,14 +459,14 @@ class ChatExample(Example):
 
 
 class CustomChats(CustomFields, TextTask):
-    """``task.messages``, and ``task.completion``."""
+    """Conversations: ``task.messages`` and ``task.completion``."""
 
     holds_lists: ClassVar[bool] = True
     is_checked_by_model: ClassVar[bool] = True
     unit_definition: ClassVar[str] = (
         "conversation (row of the data); equal ones are records of their own"
     )
-    """One record is a conversation, whoever takes part in others."""
+    """One record is one conversation, even if its participants take part in others."""
 
     def _check_fields(self) -> None:
         if not self.metrics:
@@ -476,7 +484,7 @@ class CustomChats(CustomFields, TextTask):
 
     @property
     def prompt_columns(self) -> tuple[str, ...]:
-        """The column of the conversation, of which a prompt leaves out the answer."""
+        """The column of the conversation; a prompt omits its answer."""
         return (self.messages_column or "",)
 
     def column_key(self, column: str) -> str | None:
@@ -504,7 +512,7 @@ class CustomChats(CustomFields, TextTask):
         return (replace(self._example(before), target=target),)
 
     def prompt(self, row: Mapping[str, Any]) -> ChatExample:
-        """Return the messages before an answer; an assistant's last message is left out."""
+        """Return the messages before an answer; an assistant's last message is omitted."""
         return self._example(self._asked(row))
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> ChatExample:
@@ -531,7 +539,7 @@ class CustomChats(CustomFields, TextTask):
         return {self.columns[0]: [*asked, answer]}
 
     def _asked(self, row: Mapping[str, Any]) -> list[Message]:
-        """Return the messages that a model answers."""
+        """Return the messages to which a model replies."""
         messages = self._messages(row, self.columns[0])
         has_answer = messages[-1].role == ASSISTANT and self.completion_column is None
         return messages[:-1] if has_answer else messages
@@ -587,15 +595,15 @@ def _in_form_of(original: Mapping[str, Any], message: Message) -> dict[str, Any]
 
 
 def _shown(message: Message) -> str:
-    """Return a message in words; a record's fingerprint and its group are made of them."""
+    """Return a message as text, from which a record's fingerprint and group are made."""
     return f"{message.role}: {message.content}" + (f" {message.more}" if message.more else "")
 
 
 def read_message(value: Any) -> Message:
-    """Return a message of {role, content} or of ShareGPT's {from, value}.
+    """Return a message given as {role, content}, or as ShareGPT's {from, value}.
 
     Raises:
-        InputError: It has another form; the message does not quote it.
+        InputError: The message has another form. The error does not quote it.
     """
     if not isinstance(value, Mapping):
         raise InputError("must contain messages of the form {role, content}.", key=None)
@@ -639,7 +647,7 @@ def _text(content: Any) -> str | None:
 
 
 def _tool_calls(calls: Any) -> list[Any]:
-    """Return calls of tools as chat templates read them: their arguments as values, not as JSON."""
+    """Return tool calls as chat templates read them: with arguments as values, not as JSON."""
     if not isinstance(calls, list):
         raise InputError("must give a message's tool_calls as a list.", key=None)
     read = []
@@ -657,7 +665,7 @@ def _tool_calls(calls: Any) -> list[Any]:
 
 
 def _json(value: Any) -> Any:
-    """Return what a JSON text stands for; any other value is returned as it is."""
+    """Return the value of a JSON text; any other value is returned unchanged."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
@@ -666,14 +674,14 @@ def _json(value: Any) -> Any:
 
 @TASKS.register("custom")
 class CustomTask(CustomFields):
-    """A task of your own, as its name alone knows it: ``chosen`` gives the class of its form."""
+    """A task on your own data whose form is not known: ``chosen`` returns the form's class."""
 
     @classmethod
     def chosen(cls, values: Mapping[str, Any]) -> type[Task]:
-        """Return the class of the form that the keys choose; this one where none is given.
+        """Return the class of the form that the keys select, or this class if no form is given.
 
         Raises:
-            InputError: They are keys of several forms, or a part of one's.
+            InputError: The keys belong to several forms, or are incomplete for one form.
         """
         classes: dict[frozenset[str] | None, type[Task]] = {
             TEMPLATES: CustomTexts,
@@ -685,5 +693,5 @@ class CustomTask(CustomFields):
         return classes[form_of(values)]
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Record:
-        """See ``Task.canary``; a form has its own."""
+        """See ``Task.canary``; each form overrides this method."""
         raise InputError(f"{self.lacks}", key="task")

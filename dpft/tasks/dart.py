@@ -1,7 +1,7 @@
-"""The DART task: from a set of triples to a sentence (Nan et al. 2021, 2007.02871).
+"""The DART task: from a set of triples to a sentence (Nan et al. 2021, arXiv 2007.02871).
 
-A record is a tripleset with one or more texts. It trains as one pair for each text, and is scored
-as one input with all its texts as references. It is linearized as in Li et al. 2022
+A row is a tripleset with one or more texts. In training, it is one pair for each text. In scoring,
+it is one input with all its texts as references. The tripleset is linearized as in Li et al. 2022
 (arXiv 2110.05679), Table 12:
 
 >>> linearise([("Hawaii Five-O", "NOTES", "Pilot"), ("[TABLECONTEXT]", "TITLE", "Hawaii Five-O")])
@@ -22,17 +22,17 @@ Triple = tuple[str, ...]
 PARTS = 3
 
 OFFICIAL_NAMES = {"train": "train", "validation": "dev", "test": "test"}
-"""What the published files call the splits."""
+"""Names of the splits in the published files."""
 
 
 @TASKS.register("dart")
 class DartTask(TextTask):
-    """DART's configuration, ``conf/task/dart.yaml``."""
+    """The configuration of DART, ``conf/task/dart.yaml``."""
 
     separator: str = "\n"
     """Text between the linearized tripleset and the target."""
     lower_predicates: bool = False
-    """Whether predicates are written in lower case, as in Li et al. 2022, Table 12."""
+    """Whether predicates are converted to lower case, as in Li et al. 2022, Table 12."""
     language: str | None = "en"
     metrics: tuple[str, ...] = (
         "bleu",
@@ -57,32 +57,32 @@ class DartTask(TextTask):
         }
     )
     columns: ClassVar[tuple[str, ...]] = ("tripleset", "annotations")
-    """A tripleset and the texts about it."""
+    """A tripleset, and the texts about it."""
     holds_lists: ClassVar[bool] = True
     prompt_columns: ClassVar[tuple[str, ...]] = ("tripleset",)
     """The tripleset."""
     unit_definition: ClassVar[str] = (
         "pair of a tripleset and a text; the texts of one tripleset are records apart"
     )
-    """One record is a pair of a tripleset and a text, as the published size counts them."""
+    """One record is one pair of a tripleset and a text, as in the published size."""
 
     @property
     def untyped_columns(self) -> tuple[str, ...]:
-        """Both columns, which hold lists."""
+        """Both columns, because they contain lists."""
         return self.columns
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
         """Return one example for each text.
 
-        An annotation without a text (the published test split has one: null) is an example
-        without a target.
+        An annotation without a text (the published test split contains one: null) becomes an
+        example without a target.
 
         Args:
             row: ``tripleset``, a list of lists of three texts, and ``annotations``, a list of
                 objects with ``text``.
 
         Raises:
-            InputError: They are not of that form.
+            InputError: The row does not have this form.
         """
         prompt = self.prompt(row)
         annotations = objects_of(row["annotations"], "annotations")
@@ -116,7 +116,7 @@ class DartTask(TextTask):
 
 
 def linearise(triples: Sequence[Triple]) -> str:
-    """Return triples as ``subject : predicate : object | …``, in their own order."""
+    """Return triples as ``subject : predicate : object | …``, in the given order."""
     return " | ".join(" : ".join(triple) for triple in triples)
 
 

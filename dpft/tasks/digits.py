@@ -1,4 +1,4 @@
-"""The digits task: 8 x 8 images of handwritten digits from scikit-learn."""
+"""The digits task: 8 × 8 images of handwritten digits from scikit-learn."""
 
 from typing import ClassVar
 
@@ -11,11 +11,11 @@ HALVES = ("all", "public", "private")
 
 @TASKS.register("digits")
 class DigitsTask(ImageTask):
-    """Ten classes of images of 8 x 8."""
+    """Images of 8 × 8 pixels in ten classes."""
 
     source: Source = "embedded"
     half: str = "all"
-    """Of the training digits: all; public, every second one, to train on without privacy first; or
+    """Training digits to use: all; public, every second one, for training without privacy first; or
     private, the others."""
 
     ships_sample: ClassVar[bool] = True
@@ -39,7 +39,7 @@ class DigitsTask(ImageTask):
 
     @property
     def public_num_train_examples(self) -> int | None:
-        """See ``Task.public_num_train_examples``: of the half that is trained on."""
+        """See ``Task.public_num_train_examples``: the size of the half that is trained on."""
         whole = self.embedded_num_train_examples
         if whole is None or self.half == "all":
             return whole

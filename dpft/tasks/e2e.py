@@ -1,7 +1,7 @@
 """The E2E task: from a restaurant's attributes to a sentence (Novikova et al. 2017).
 
-A record ("meaning representation") reads ``name[The Punter], eatType[restaurant]``. It is
-linearized in its own order as in Li et al. 2022 (arXiv 2110.05679), Table 11:
+A record ("meaning representation") has the form ``name[The Punter], eatType[restaurant]``. It is
+linearized in its own order, as in Li et al. 2022 (arXiv 2110.05679), Table 11:
 
 >>> linearise("name[The Punter], eatType[restaurant], priceRange[£20-25]")
 'name : The Punter | Type : restaurant | price : £20-25'
@@ -18,7 +18,7 @@ from dpft.errors import InputError
 from dpft.tasks.base import TASKS, Example, TextTask
 
 FIELD_NAMES = {"eatType": "Type", "priceRange": "price", "familyFriendly": "family friendly"}
-"""Fields whose name is written otherwise in the prompt; the other names stay as they are."""
+"""Fields that have another name in the prompt; other names stay unchanged."""
 
 _FIELD = r"([^\[\],]+)\[([^\[\]]*)\]\s*"
 _RECORD = re.compile(f"{_FIELD}(?:,{_FIELD})*")
@@ -31,7 +31,7 @@ OFFICIAL_FILES = {"train": "trainset", "validation": "devset", "test": "testset_
 
 @TASKS.register("e2e")
 class E2ETask(TextTask):
-    """E2E's configuration, ``conf/task/e2e.yaml``."""
+    """The configuration of E2E, ``conf/task/e2e.yaml``."""
 
     separator: str = "\n"
     """Text between the linearized record and the target."""
@@ -57,19 +57,20 @@ class E2ETask(TextTask):
         }
     )
     columns: ClassVar[tuple[str, ...]] = ("meaning_representation", "human_reference")
-    """A record and a sentence about it."""
+    """A record, and a sentence about it."""
     prompt_columns: ClassVar[tuple[str, ...]] = ("meaning_representation",)
     """The record."""
     unit_definition: ClassVar[str] = (
         "pair of a meaning representation and a reference; equal pairs are records apart"
     )
-    """One record is a meaning and a sentence, however often either occurs in others."""
+    """One record is one pair of a meaning representation and a sentence, even if others repeat
+    either."""
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
-        """Return the row's example: linearized record and separator, reference, record.
+        """Return the row's example: linearized record and separator, reference, and record.
 
         Raises:
-            InputError: The meaning representation does not read ``field[value], …``.
+            InputError: The meaning representation does not have the form ``field[value], …``.
         """
         target = self.repair(row["human_reference"]).strip()
         return (replace(self.prompt(row), target=target),)
@@ -97,10 +98,10 @@ class E2ETask(TextTask):
         return {"meaning_representation": record, "human_reference": text}
 
     def repair(self, text: str) -> str:
-        """Return text with the encoding faults of the E2E files mended, as their reader does.
+        """Return text with the encoding errors of the E2E files fixed, as the E2E reader does.
 
-        Some E2E files carry a byte-order mark, or a pound sign or an accent that was decoded
-        with the wrong character set (tuetschek/e2e-metrics mends the same ones).
+        Some E2E files contain a byte-order mark, or a pound sign or accent that was decoded with
+        the wrong character set. tuetschek/e2e-metrics fixes the same characters.
 
         >>> E2ETask(name="e2e").repair("near[CafÃ© Rouge], priceRange[less than Â£20]")
         'near[Café Rouge], priceRange[less than £20]'
@@ -111,10 +112,10 @@ class E2ETask(TextTask):
 
 
 def linearise(record: str) -> str:
-    """Return the record as ``name : value | name : value``, its fields in their own order.
+    """Return the record as ``name : value | name : value``, with its fields in their own order.
 
     Raises:
-        InputError: It does not read so; the message does not quote it.
+        InputError: The record does not have this form. The message does not quote it.
     """
     if not _RECORD.fullmatch(record):
         raise InputError(

@@ -1,7 +1,7 @@
 """GLUE tasks (Wang et al. 2019, arXiv 1804.07461): by infilling, with a head, or text to text.
 
-Text to text is T5's form: the record is a prompt with the columns' names, its label a word to
-write.
+Text to text is the form of T5. The record is a prompt with the names of its columns, and its label
+is a word to generate.
 """
 
 import math
@@ -22,51 +22,54 @@ from dpft.tasks.classification import (
 )
 
 HIDDEN_LABEL = -1
-"""Label of GLUE's test splits, where labels are hidden."""
+"""Label in GLUE's test splits, which hide the true labels."""
 
 
 class GlueFields(TextualTask):
-    """The fields of every form."""
+    """The fields of every form of a GLUE task."""
 
     text_columns: tuple[str, ...] = ("sentence",)
-    """The columns that <S1> and <S2> stand for."""
+    """The columns that <S1> and <S2> represent."""
     max_score: float | None = None
-    """Where labels are numbers: the largest; the least is 0."""
+    """The largest score if labels are numbers; the smallest is 0."""
     objective: str = INFILLING
-    """infilling: label words by the language model; cls: a classification head; text2text: a
-    seq2seq model writes the label, as T5 does."""
+    """infilling for label words of the language model, cls for a classification head, or text2text
+    for a seq2seq model that generates the label, as T5 does."""
     labels: tuple[str, ...] = ()
-    """Names of the classes, in the order of their numbers; with max_score, its two ends."""
+    """Names of the classes, in the order of their numbers; with max_score, the names of its two
+    ends."""
     template: str = ""
-    """For masked language models: words with <S1>, <S2> and [MASK]."""
+    """Template for masked language models: text with <S1>, <S2> and [MASK]."""
     causal_template: str = ""
-    """For causal and seq2seq models: ends with [MASK], where the label word continues it."""
+    """Template for causal and seq2seq models: text that ends with [MASK], which the label word
+    replaces."""
     label_words: dict[str, str] = Field(default_factory=dict)
-    """Label to the word that stands for it, one token of the model's tokenizer."""
+    """The word that represents each label, one token of the model's tokenizer."""
 
     published_hub_name: ClassVar[str | None] = "nyu-mll/glue"
     untyped_columns: ClassVar[tuple[str, ...]] = ("label",)
-    """The column of the label, which holds a number or the class's name."""
+    """The column of the label, which contains a number or the name of a class."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The texts and the label."""
+        """The columns of the texts and of the label."""
         return (*self.text_columns, "label")
 
     @property
     def is_score(self) -> bool:
-        """Whether labels are scores: where ``max_score`` says the largest."""
+        """Whether labels are scores: ``max_score`` is set."""
         return self.max_score is not None
 
     def label(self, value: Any) -> float:
-        """Return the number that a label stands for.
+        """Return the number that a label represents.
 
         >>> from dpft.tasks.glue import GlueTask
         >>> GlueTask(name="rte", labels=("yes", "no"), objective="cls").label("1")
         1.0
 
         Raises:
-            InputError: It is hidden (-1) or not one of the task's; the message does not quote it.
+            InputError: The label is hidden (-1) or is not one of the task's labels. The message
+                does not quote it.
         """
         if as_number(value) == HIDDEN_LABEL:
             raise InputError(
@@ -83,10 +86,10 @@ class GlueFields(TextualTask):
         return number
 
     def prediction(self, text: str) -> float:
-        """Return the class's number, or any number where labels are scores.
+        """Return the number of the class, or any number if labels are scores.
 
         Raises:
-            InputError: It is no class, or no number; the message does not quote it.
+            InputError: The text is not a class, or not a number. The message does not quote it.
         """
         if self.max_score is None:
             return class_number(self.labels, text, "a prediction", key="predictions")
@@ -96,7 +99,7 @@ class GlueFields(TextualTask):
         return number
 
     def label_text(self, value: float) -> str:
-        """Return a label as predictions spell it: the class's name, or the score."""
+        """Return a label as predictions spell it: the name of the class, or the score."""
         return self.labels[int(value)] if self.max_score is None else f"{value:.6g}"
 
     def _check_labels(self) -> None:
@@ -113,13 +116,13 @@ class GlueFields(TextualTask):
 
 TEXT2TEXT = "text2text"
 NO_LABEL = -1.0
-"""Label of a text that spells none, as in T5's own evaluation."""
+"""Label of a text that spells no label, as in T5's own evaluation."""
 STEPS_PER_POINT = 5
-"""A score is rounded to a fifth of a point."""
+"""Scores are rounded to multiples of one fifth."""
 
 
 class GlueTexts(GlueFields, SeqToSeqTask):
-    """A task of GLUE whose answers are texts.
+    """A GLUE task whose answers are texts.
 
     >>> task = GlueTexts(name="mnli", text_columns=("premise", "hypothesis"), labels=("yes", "no"))
     >>> task.prompt({"premise": "It rains.", "hypothesis": "It is wet."}).prompt
@@ -131,7 +134,8 @@ class GlueTexts(GlueFields, SeqToSeqTask):
     scores_rows: ClassVar[bool] = True
 
     def _check_fields(self) -> None:
-        # The accuracy of the text is that of the class, and also there where labels are scores.
+        # The accuracy of the text equals the accuracy of the class, and also works if labels are
+        # scores.
         others = (metric for metric in self.metrics if metric not in ("accuracy", "text_accuracy"))
         object.__setattr__(self, "metrics", ("text_accuracy", *others))
         super()._check_fields()
@@ -139,19 +143,19 @@ class GlueTexts(GlueFields, SeqToSeqTask):
 
     @property
     def prompt_columns(self) -> tuple[str, ...]:
-        """The texts."""
+        """The columns of the texts."""
         return self.text_columns
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
-        """Return the row's one example: its texts under their names, and its label's word.
+        """Return the row's one example: its texts with their column names, and its label's word.
 
         Raises:
-            InputError: The label is hidden (-1) or not one of the task's.
+            InputError: The label is hidden (-1) or is not one of the task's labels.
         """
         return (replace(self.prompt(row), target=self.target(self.label(row["label"]))),)
 
     def target(self, label: float) -> str:
-        """Return the text that a label is learned as.
+        """Return the text by which a label is learned.
 
         >>> GlueTexts(name="stsb", labels=("different", "same"), max_score=5.0).target(3.75)
         '3.8'
@@ -167,12 +171,12 @@ class GlueTexts(GlueFields, SeqToSeqTask):
         return Example(prompt=text, target="", group=text, lead=self.name)
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
-        """See ``Task.canary``: all that is read stands in the first column."""
+        """See ``Task.canary``: all words that are read are in the first column."""
         row = dict.fromkeys(self.text_columns, "") | {self.text_columns[0]: " ".join(read)}
         return replace(self.prompt(row), target=" ".join(learned))
 
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
-        """See ``TextTask.record``: None where the text spells no label."""
+        """See ``TextTask.record``: None if the text spells no label."""
         label = self.spelt_label(text)
         if label == NO_LABEL:
             return None
@@ -181,9 +185,9 @@ class GlueTexts(GlueFields, SeqToSeqTask):
         }
 
     def spelt_label(self, text: str) -> float:
-        """Return the label that a text spells, to the letter; ``NO_LABEL`` where it spells none.
+        """Return the label that a text spells exactly, or ``NO_LABEL`` if it spells no label.
 
-        A class is spelt by its name alone, a score by any number of its range.
+        A class is spelled by its exact name, and a score by any number in its range.
         """
         if not self.is_score:
             return float(self.labels.index(text)) if text in self.labels else NO_LABEL
@@ -202,31 +206,31 @@ NAMES = ("sst2", "mnli", "qqp", "qnli", "cola", "mrpc", "rte", "stsb")
 
 @TASKS.register(*NAMES)
 class GlueTask(GlueFields, ClassificationTask):
-    """A task whose answers are labels."""
+    """A GLUE task whose answers are labels."""
 
     other_objectives: ClassVar[tuple[str, ...]] = (TEXT2TEXT,)
 
     @classmethod
     def chosen(cls, values: Mapping[str, Any]) -> type[Task]:
-        """Return the class of the form that ``objective`` chooses."""
+        """Return the class of the form that ``objective`` selects."""
         return GlueTexts if values.get("objective") == TEXT2TEXT else cls
 
     @property
     def texts_per_record(self) -> int:
-        """As many texts a record as there are text columns."""
+        """One text for each text column."""
         return len(self.text_columns)
 
     def examples(self, row: Mapping[str, Any]) -> tuple[LabeledExample, ...]:
         """Return the row's one example.
 
         Raises:
-            InputError: The label is hidden (-1) or not one of the task's.
+            InputError: The label is hidden (-1) or is not one of the task's labels.
         """
         texts = tuple(row[column].strip() for column in self.text_columns)
         return (LabeledExample(texts=texts, label=self.label(row["label"])),)
 
     def predicted(self, outputs: Sequence[float]) -> float:
-        """Return the likeliest class; or the score, from the probability of the last label.
+        """Return the most likely class; or the score, from the probability of the last label.
 
         >>> words = {"different": "No", "same": "Yes"}
         >>> task = GlueTask(
@@ -241,10 +245,10 @@ class GlueTask(GlueFields, ClassificationTask):
         return outputs[0] if len(outputs) == 1 else outputs[-1] * self.max_score
 
     def distribution(self, label: float) -> tuple[float, ...]:
-        """Return the probabilities of the labels that training aims at, for label words.
+        """Return the target probabilities of the labels in training, for label words.
 
-        A class has all of it; a score divides it between the two ends, so that the probability
-        of the last one, scaled to the largest score, is the score.
+        A class has probability 1. A score divides the probability between its two ends, so that the
+        probability of the last label, scaled to the largest score, is the score.
         """
         if self.max_score is None:
             return super().distribution(label)

@@ -1,8 +1,8 @@
 """All GLUE tasks as one text-to-text task for T5 (Raffel et al. 2020, section 3.5.2).
 
-Each task's records are as often in a batch as there are of them, at most as if there were
-``mixture_limit`` (examples-proportional mixing with an artificial limit; here the first so many
-rows). Which rows come first depends on the others, so a run that is private takes all of them.
+The share of each task in a batch is proportional to its number of records, up to ``mixture_limit``
+records (examples-proportional mixing with an artificial limit). With the limit, the first rows of a
+task are taken. Which rows come first depends on other rows, so a private run takes all rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,21 +21,21 @@ TRAIN = "train"
 
 @TASKS.register("glue_mixture")
 class GlueMixture(SeqToSeqTask):
-    """Several tasks of GLUE, text to text; each is scored by itself, and their mean."""
+    """Several GLUE tasks, text to text; each task is scored separately, and so is their mean."""
 
     tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """The tasks by name, each with text_columns, labels, max_score, num_train_examples and the
     parts of its validation split."""
     mixture_limit: AtLeastOne | None = None
-    """Most training records of a task; null: all. For privacy=none."""
+    """Most training records of a task, only for privacy=none; null takes all."""
 
     published_hub_name: ClassVar[str | None] = "nyu-mll/glue"
     scores_rows: ClassVar[bool] = True
     averages_parts: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ()
-    """No columns: each task has its own."""
+    """No columns, because each task has its own columns."""
     prompt_columns: ClassVar[tuple[str, ...]] = ()
-    """No columns: which task a row is of, it does not say."""
+    """No columns, because a row does not state its task."""
     written_from: ClassVar[str | None] = None
     answers_how: ClassVar[str] = "answers for several tasks with their labels"
     unit_definition: ClassVar[str] = "row of one of the tasks; equal rows are records of their own"
@@ -54,23 +54,23 @@ class GlueMixture(SeqToSeqTask):
                 "task.tasks must name at least one task of GLUE, got none.", key="task.tasks"
             )
         for name in self.tasks:
-            self._member(name)  # what is wrong with one is said now
+            self._member(name)  # report an invalid task now
 
     @property
     def from_nothing(self) -> None:
-        """See ``TextTask.from_nothing``: a prompt says which task it is."""
+        """See ``TextTask.from_nothing``: None, because a prompt states which task it belongs to."""
         return
 
     @property
     def public_num_train_examples(self) -> int | None:
-        """See ``Task.public_num_train_examples``: of all tasks, each at most ``mixture_limit``."""
+        """See ``Task.public_num_train_examples``: sum over tasks, each up to ``mixture_limit``."""
         if self.effective_source != "hub":
             return None
         sizes = [int(values["num_train_examples"]) for values in self.tasks.values()]
         return sum(min(size, self.mixture_limit or size) for size in sizes)
 
     def parts(self, split: str) -> tuple[str, ...]:
-        """See ``Task.parts``: those of each task, its name before them; training rows are one."""
+        """See ``Task.parts``: each task's parts, prefixed by its name; one part for training."""
         if split == TRAIN:
             return (TRAIN,)
         return tuple(
@@ -86,14 +86,14 @@ class GlueMixture(SeqToSeqTask):
         return (Member(task=self._member(name), part=member_part),)
 
     def examples(self, row: Mapping[str, Any]) -> Sequence[Example]:
-        """See ``Task.examples``; never asked: each task makes its own."""
+        """See ``Task.examples``; never called, because each task makes its own examples."""
         raise NotImplementedError("a mixture's rows are of its members.")
 
     def prompt(self, row: Mapping[str, Any]) -> Example:
         """See ``TextTask.prompt``.
 
         Raises:
-            InputError: Always: a row does not say which task it is of.
+            InputError: Always, because a row does not state its task.
         """
         raise InputError(
             "A prompt belongs to one GLUE task, but the run trained a mixture of them.",
@@ -102,7 +102,7 @@ class GlueMixture(SeqToSeqTask):
         )
 
     def record(self, row: Mapping[str, Any], text: str) -> None:
-        """See ``TextTask.record``: no row of a mixture is written."""
+        """See ``TextTask.record``: None, because a mixture generates no rows."""
         return
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:

@@ -1,6 +1,6 @@
 """Base class of image tasks, and the user's own images (``task=images``).
 
-What is done to an image before a model sees it is public and the same for all: it is made to the
+The preprocessing of an image is public and the same for all images. Each image is resized to the
 model's size, scaled to 0..1 and normalized by constants. Nothing is computed from the records.
 """
 
@@ -21,21 +21,24 @@ AUGMENTATIONS = "augmentations"
 
 
 class ImageTask(ClassTask):
-    """Base of every task of images; its columns are the image and its label."""
+    """Base class of all image tasks; its columns are the image and its label."""
 
     labels: tuple[str, ...] = ()
-    """Names of the classes, in the order of their numbers; or of the attributes."""
+    """Names of the classes, in the order of their numbers; or names of the attributes."""
     image_size: AtLeastOne | None = None
-    """Height and width that images are made to; null: what the model was made for."""
+    """Height and width to which images are resized; null takes the size that the model was made
+    for."""
     mean: tuple[float, ...] = (0.5,)
-    """Of each channel, subtracted from pixels in 0..1; one number stands for all channels."""
+    """Mean of each channel, which is subtracted from pixels in 0..1; one number applies to all
+    channels."""
     std: tuple[Positive, ...] = (0.5,)
-    """Of each channel, divided by; one number stands for all channels."""
+    """Standard deviation of each channel, by which pixels are divided; one number applies to all
+    channels."""
     augmentations: Count = 0
-    """Random views of each record that a step sees, their gradients averaged and clipped as one (De
-    et al. 2022); 0: the image as it is. Drawn from a secret key."""
+    """Random views of each record in a step; 0 uses the image itself. The gradients of the views
+    are averaged and clipped as one (De et al. 2022). The views are drawn from a secret key."""
     workers: Count = 2
-    """Processes that decode images; 0: none beside the run's own."""
+    """Processes that decode images; 0 decodes images in the run's own process."""
 
     modality: ClassVar[str] = "image"
     rows_key: ClassVar[str | None] = AUGMENTATIONS
@@ -48,19 +51,19 @@ class ImageTask(ClassTask):
 
     @property
     def lacks(self) -> str | None:
-        """See ``Task.lacks``: names of the classes."""
+        """See ``Task.lacks``: the names of the classes."""
         if self.labels:
             return None
         return f"task={self.name} needs task.labels, the names of its classes, got none."
 
     @property
     def most_rows(self) -> int:
-        """See ``Task.most_rows``: its views."""
+        """See ``Task.most_rows``: the views of a record."""
         return max(1, self.augmentations)
 
     @property
     def has_attributes(self) -> bool:
-        """Whether an image has several labels, each there or not."""
+        """Whether an image has several labels, each of which is present or absent."""
         return False
 
     @property
@@ -85,28 +88,28 @@ class ImageTask(ClassTask):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The image and its label, or its attributes."""
+        """The columns of the image and its label, or of its attributes."""
         labels = self.labels if self.has_attributes else (self.label_in_row,)
         return (self.image_in_row, *labels)
 
     @property
     def untyped_columns(self) -> tuple[str, ...]:
-        """All of them."""
+        """All columns."""
         return self.columns
 
     def of_size(self, size: int) -> Self:
-        """Return the task with a size of its images, unless it has one."""
+        """Return the task with a size for its images, unless the size is configured."""
         return self if self.image_size is not None else self.replace(image_size=size)
 
     def examples(self, row: Mapping[str, Any]) -> Sequence[LabeledImage]:
         """See ``Task.examples``.
 
         Args:
-            row: The image, an ``ImagePlace`` or what a hub's data set holds, and its label,
-                or a number for each attribute.
+            row: The image, as an ``ImagePlace`` or as a data set on the Hub contains it, and its
+                label, or a number for each attribute.
 
         Raises:
-            InputError: The image or a label is of no such kind.
+            InputError: The image or a label has another type.
         """
         return (LabeledImage(image=_place(row[self.image_in_row]), answer=self.answer(row)),)
 
@@ -114,7 +117,7 @@ class ImageTask(ClassTask):
         """Return the number of a row's class, or 0 or 1 for each attribute.
 
         Raises:
-            InputError: A label is none of the task's; the message does not quote it.
+            InputError: A label is not one of the task's labels. The message does not quote it.
         """
         if self.has_attributes:
             return tuple(attribute_value(row[name], name) for name in self.labels)
@@ -124,7 +127,7 @@ class ImageTask(ClassTask):
         """See ``Task.canary``.
 
         Raises:
-            InputError: Always: canaries are words.
+            InputError: Always, because canaries are words.
         """
         raise InputError(
             f"audit.canaries needs a text task, got task={self.name}.",
@@ -134,14 +137,14 @@ class ImageTask(ClassTask):
 
 
 def _place(value: Any) -> ImagePlace:
-    """Return where the image of a column is."""
+    """Return the location of the image in a column."""
     if isinstance(value, ImagePlace):
         return value
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         return ImagePlace(file="", content=value["bytes"])
     if isinstance(value, bytes):
         return ImagePlace(content=value)
-    if hasattr(value, "save") and hasattr(value, "mode"):  # Pillow's, as a program gives it
+    if hasattr(value, "save") and hasattr(value, "mode"):  # a Pillow image from a Python program
         stream = io.BytesIO()
         value.save(stream, "PNG")
         return ImagePlace(content=stream.getvalue())
@@ -149,10 +152,10 @@ def _place(value: Any) -> ImagePlace:
 
 
 def attribute_value(value: Any, name: str) -> float:
-    """Return 0 or 1 of an attribute that is spelled so, as false or true, or as -1 or 1.
+    """Return 0 or 1 for an attribute that is spelled as 0 or 1, false or true, or -1 or 1.
 
     Raises:
-        InputError: It is spelled otherwise; the message does not quote it.
+        InputError: The attribute is spelled differently. The message does not quote it.
     """
     if value in (0, -1, "0", "-1", False):
         return 0.0
@@ -163,14 +166,14 @@ def attribute_value(value: Any, name: str) -> float:
 
 @TASKS.register("images")
 class ImagesTask(ImageTask):
-    """One class each; in a table ``task.image`` and ``task.label`` name the columns."""
+    """Images of one class each; in a table, ``task.image`` and ``task.label`` name the columns."""
 
     source: Source = "local"
     image_column: str = Field(default="image", alias="image")
-    """In a table: the column of the image's path, relative to the table's folder; or of the image
-    itself, in Parquet."""
+    """In a table, the column of the image's path, relative to the table's folder; in Parquet, the
+    column may contain the image itself."""
     label_column: str = Field(default="label", alias="label")
-    """In a table: the column of the class, its name or its number."""
+    """In a table, the column of the class: its name or its number."""
 
     takes_file: ClassVar[bool] = True
     local_form: ClassVar[str | None] = "images"
@@ -186,7 +189,7 @@ class ImagesTask(ImageTask):
         return self.label_column
 
     def is_published(self, split: str) -> bool:
-        """Return False: images of your own are never published ones."""
+        """Return False, because your own images are never published."""
         return False
 
     def column_key(self, column: str) -> str | None:

@@ -1,8 +1,8 @@
 """The Persona-Chat task: from a persona and a dialogue to a reply (Zhang et al. 2018).
 
-One utterance with its history is one record (Li et al. 2022, arXiv 2110.05679, section 2). The
-persona and the speakers have tokens of their own, as in the code that Li et al. build on (Hugging
-Face's entry to ConvAI2): the reply is speaker2's, and the history alternates backwards from it.
+One record is one utterance with its history (Li et al. 2022, arXiv 2110.05679, section 2). The
+persona and the speakers have their own tokens, as in the code on which Li et al. build (Hugging
+Face's entry to ConvAI2). The reply is speaker2's, and the history alternates backwards from it.
 """
 
 import re
@@ -17,17 +17,18 @@ from dpft.tasks.templates import objects_of, texts_of
 PERSONA, OTHER, REPLIER = "<persona>", "<speaker1>", "<speaker2>"
 TOKENS = (PERSONA, OTHER, REPLIER)
 SILENCE = "__SILENCE__"
-"""ParlAI's first turn of a dialogue that the replier opens: no words, so it is left out."""
+"""ParlAI's first turn of a dialogue that the replier opens; it has no words, so it is skipped."""
 
 _SPELLED = re.compile("|".join(map(re.escape, TOKENS)))
 
 
 @TASKS.register("personachat")
 class PersonaChatTask(TextTask):
-    """Persona-Chat's configuration, ``conf/task/personachat.yaml``."""
+    """The configuration of Persona-Chat, ``conf/task/personachat.yaml``."""
 
     max_history: int | None = None
-    """Latest turns of the history that are read; None: all, as far as max_length reaches."""
+    """Number of latest turns of the history that the model reads; null takes all that max_length
+    allows."""
     use_persona: bool = True
     """Whether the model reads the persona."""
     eval_split: str = "validation"
@@ -38,17 +39,18 @@ class PersonaChatTask(TextTask):
     columns: ClassVar[tuple[str, ...]] = ("personality",)
     """The replier's persona."""
     optional_columns: ClassVar[tuple[str, ...]] = ("history", "candidates", "utterances")
-    """One utterance (history and candidates), or those of a dialogue (utterances)."""
+    """One utterance (history and candidates), or the utterances of a dialogue (utterances)."""
     holds_lists: ClassVar[bool] = True
     prompt_columns: ClassVar[tuple[str, ...]] = ("personality", "history")
     """The persona and the turns before the reply."""
     special_tokens: ClassVar[tuple[str, ...]] = TOKENS
-    """Tokens that open the persona, a turn of the other speaker and one of the replier."""
+    """Tokens that start the persona, a turn of the other speaker, and a turn of the replier."""
     unit_definition: ClassVar[str] = (
         "utterance with its persona and history; the utterances of one dialogue, which share"
         " its turns, are records apart"
     )
-    """One record is an utterance; those of a dialogue share its turns, and reports say so."""
+    """One record is one utterance. The utterances of a dialogue share its turns, and reports state
+    this."""
 
     def _check_fields(self) -> None:
         super()._check_fields()
@@ -62,19 +64,19 @@ class PersonaChatTask(TextTask):
 
     @property
     def untyped_columns(self) -> tuple[str, ...]:
-        """All columns, which hold lists."""
+        """All columns, because they contain lists."""
         return (*self.columns, *self.optional_columns)
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
-        """Return an example for each utterance that the row holds.
+        """Return one example for each utterance in the row.
 
         Args:
-            row: ``personality``, a list of texts, and either ``history`` and ``candidates``, lists
-                of texts, the gold reply the last candidate; or ``utterances``, a list of objects
-                with these two.
+            row: ``personality``, a list of texts, and either ``history`` and ``candidates`` or
+                ``utterances``. ``history`` and ``candidates`` are lists of texts; the gold reply is
+                the last candidate. ``utterances`` is a list of objects with these two fields.
 
         Raises:
-            InputError: It is not of that form.
+            InputError: The row does not have this form.
         """
         if "utterances" not in row:
             return (self._example(row),)
@@ -88,8 +90,8 @@ class PersonaChatTask(TextTask):
     def prompt(self, row: Mapping[str, Any]) -> Example:
         """See ``TextTask.prompt``.
 
-        The persona and the replier's token stay when a long prompt is cut; the history loses its
-        oldest turns first.
+        When a long prompt is cut, the persona and the replier's token are kept, and the oldest
+        turns of the history are removed first.
         """
         persona = " ".join(_texts(row["personality"], "personality"))
         turns = _turns(row["history"])
@@ -132,7 +134,7 @@ class PersonaChatTask(TextTask):
 
 
 def _turns(value: Any) -> list[tuple[str, str]]:
-    """Return each turn of a history with the token of who spoke it, oldest first."""
+    """Return each turn of a history with the token of its speaker, oldest first."""
     texts = _texts(value, "history")
     speakers = [OTHER if (len(texts) - index) % 2 else REPLIER for index in range(len(texts))]
     turns = list(zip(speakers, texts, strict=True))
@@ -140,9 +142,10 @@ def _turns(value: Any) -> list[tuple[str, str]]:
 
 
 def _texts(value: Any, column: str) -> Sequence[str]:
-    """Return a column's texts, in none of which a special token is spelled.
+    """Return the texts of a column, in which no special token is spelled.
 
-    A blank breaks one that is: a record's words must not change who speaks.
+    A blank is inserted into a spelled token, because the text of a record must not change the
+    speaker.
     """
     stripped = (text.strip() for text in texts_of(value, column))
     return [_SPELLED.sub(lambda match: f"< {match[0][1:]}", text) for text in stripped]

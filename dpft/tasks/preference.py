@@ -1,7 +1,7 @@
-"""Preference data: a prompt, the answer that a person chose, and the one that they rejected.
+"""Preference data: a prompt, the answer that a person chose, and the answer that they rejected.
 
 One pair is one record. The objective raises the probability of the chosen answer relative to that
-of the rejected one: DPO, IPO or ORPO (``dpft.data.preference_loss``).
+of the rejected answer: DPO, IPO or ORPO (``dpft.data.preference_loss``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,17 +32,18 @@ class PreferenceTask(OwnRows, TextTask):
     """Loss of a pair: dpo (Rafailov et al. 2023), ipo (Azar et al. 2023) or orpo (Hong et al.
     2024), which needs no reference model."""
     beta: Positive = 0.1
-    """Strength of the objective: of dpo and ipo how close the model stays to the reference, of
-    orpo the weight of the odds ratio."""
+    """Strength of the objective: for dpo and ipo, how close the model stays to the reference; for
+    orpo, the weight of the odds ratio."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """For dpo: share of pairs that are assumed to be labeled the wrong way round."""
+    """For dpo, the share of pairs that are assumed to be labeled the wrong way round."""
     chat_template: bool | None = None
-    """Format prompt and answer with the model's chat template; null: if the model has one."""
+    """Whether prompt and answer are formatted with the model's chat template; null uses a template
+    if the model has one."""
     separator: str = "\n"
-    """Without a chat template, the text between prompt and answer."""
+    """The text between prompt and answer if there is no chat template."""
     date: str | None = None
-    """The day that a chat template takes for today, YYYY-MM-DD; null: the day on which the run
-    begins, in UTC."""
+    """The day that a chat template uses as today, YYYY-MM-DD; null takes the day in UTC on which
+    the run begins."""
     metrics: tuple[str, ...] = METRICS
 
     takes_file: ClassVar[bool] = True
@@ -76,7 +77,7 @@ class PreferenceTask(OwnRows, TextTask):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The prompt and the two answers."""
+        """The columns of the prompt and of the two answers."""
         return (self.prompt_column, self.chosen_column, self.rejected_column)
 
     @property
@@ -86,7 +87,7 @@ class PreferenceTask(OwnRows, TextTask):
 
     @property
     def prompt_columns(self) -> tuple[str, ...]:
-        """The prompt."""
+        """The column of the prompt."""
         return (self.prompt_column,)
 
     def column_key(self, column: str) -> str | None:
@@ -95,7 +96,7 @@ class PreferenceTask(OwnRows, TextTask):
         return dict(zip(self.columns, keys, strict=True)).get(column)
 
     def is_published(self, split: str) -> bool:
-        """Return False: your preference data is not a published data set."""
+        """Return False, because your preference data is never a published data set."""
         return False
 
     def examples(self, row: Mapping[str, Any]) -> tuple[ChatExample, ...]:

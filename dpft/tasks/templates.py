@@ -1,9 +1,9 @@
-r"""Templates that combine the columns of a row into a text, and templates of infilling.
+r"""Templates that combine the columns of a row into a text, and infilling templates.
 
-A `ColumnTemplate` is filled from a row's columns, and read back from a text that a model wrote.
-Braces are Python's (``string.Formatter``): ``{{`` and ``}}`` stand for themselves. Nothing but a
-column's name may stand between them: templates are configuration, rows are data, and neither runs.
-A backslash and an n, as a shell hands it over, is a line break.
+A `ColumnTemplate` is filled from a row's columns, and extracts columns from a generated text.
+Braces are Python's (``string.Formatter``): ``{{`` and ``}}`` are literal braces. Only the name of a
+column may be between braces. Templates are configuration, rows are data, and neither is executed. A
+backslash followed by n, as a shell passes it, is a line break.
 
 >>> template = ColumnTemplate.parse(r"{question}\nAnswer: {answer}", key="task.text")
 >>> template.fill({"question": "Why?", "answer": 42})
@@ -11,8 +11,8 @@ A backslash and an n, as a shell hands it over, is a line break.
 >>> template.read("Why not?\nAnswer: 43")
 {'question': 'Why not?', 'answer': '43'}
 
-A `Template` of infilling puts text around a record (Li et al. 2022, Table 10): ``<S1>`` and
-``<S2>`` stand for the record's texts, ``[MASK]`` for the label word.
+An infilling `Template` puts text around a record (Li et al. 2022, Table 10): ``<S1>`` and ``<S2>``
+represent the record's texts, and ``[MASK]`` represents the label word.
 
 >>> template = Template.parse("<S1> It was [MASK] .", texts=1)
 >>> [part.text for part in template.parts]
@@ -38,24 +38,25 @@ _PLACES = re.compile(r"(<[^<>\s]*>|\[MASK\])")
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A stretch of a template: a record's text, the mask, or the template's own words."""
+    """A segment of a template: a record's text, the mask, or the template's own text."""
 
     text: str
-    """The template's own words, the blank before them included; or the name of the place."""
+    """The template's own text, including the blank before it; or the name of the place."""
     source: int | None = None
-    """Which of the record's texts it stands for, from 0; None for the mask and for words."""
+    """Index of the record's text that the segment represents; None for the mask and the template's
+    text."""
     after_blank: bool = False
-    """Whether a blank stands before it."""
+    """Whether a blank precedes the segment."""
 
     @property
     def is_mask(self) -> bool:
-        """Whether it is the place of the answer."""
+        """Whether the segment is the position of the answer."""
         return self.text == MASK and self.source is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """A template in its parts, in order."""
+    """An infilling template as segments, in order."""
 
     parts: tuple[Part, ...]
 
@@ -63,16 +64,16 @@ class Template:
     def parse(cls, text: str, *, texts: int, key: str = "task.template") -> "Template":
         """Return the template that ``text`` spells.
 
-        Blanks belong to what follows them, as byte-level tokenizers have it; a blank at the end
-        is dropped.
+        A blank belongs to the segment that follows it, as in byte-level tokenizers. A blank at the
+        end is removed.
 
         Args:
-            text: Words with ``<S1>``, ``<S2>`` and one ``[MASK]``.
-            texts: How many texts a record has.
-            key: What the template is called in messages.
+            text: Text with ``<S1>``, ``<S2>`` and one ``[MASK]``.
+            texts: Number of texts of a record.
+            key: Name of the template in messages.
 
         Raises:
-            InputError: The mask or a field is missing, there twice, or unknown.
+            InputError: The mask or a field is missing or occurs twice, or a field is unknown.
         """
         fields = [f"<S{number}>" for number in range(1, texts + 1)]
         pieces = _PLACES.split(text)
@@ -93,7 +94,7 @@ class Template:
         return cls(parts=tuple(_parts(pieces, fields)))
 
     def fill(self, texts: Sequence[str]) -> tuple[TemplateSegment, ...]:
-        """Return the template with a record's texts in their places."""
+        """Return the template with a record's texts filled in."""
         return tuple(_piece(part, texts) for part in self.parts)
 
     @property
@@ -103,7 +104,7 @@ class Template:
 
     @property
     def blank_before_mask(self) -> bool:
-        """Whether the answer is a word of its own."""
+        """Whether a blank precedes the answer, so that the answer is a separate word."""
         return next(part.after_blank for part in self.parts if part.is_mask)
 
 
@@ -136,23 +137,24 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnTemplate:
-    """A template in its parts: literal, column, literal, …, literal."""
+    """A template as alternating literals and columns: literal, column, literal, …, literal."""
 
     key: str
-    """The configuration key it stands under, for messages."""
+    """The configuration key of the template, for messages."""
     literals: tuple[str, ...]
-    """The template's own text, one more than ``columns``; may be empty."""
+    """The template's own text, with one literal more than ``columns``; a literal may be empty."""
     columns: tuple[str, ...]
-    """The columns in order; one may stand twice."""
+    """The columns in order; a column may occur twice."""
     seams: frozenset[tuple[int, int]] = frozenset()
-    """Places in the literals, by number and letter, where a text that is read may have a blank."""
+    """Positions in the literals, as literal and letter index, at which a text to be read may have a
+    blank."""
 
     @classmethod
     def parse(cls, text: str, *, key: str, needs_column: bool = True) -> "ColumnTemplate":
         """Return the template that ``text`` spells.
 
         Raises:
-            InputError: Braces do not match, or hold something else than a column's name.
+            InputError: Braces do not match, or contain anything other than the name of a column.
         """
         plain = re.sub(r"\\([nt\\])", lambda match: _ESCAPES[match[1]], text)
         literals, columns = _parts_of(plain, key)
@@ -164,25 +166,25 @@ class ColumnTemplate:
 
     @property
     def lead(self) -> str:
-        """The text before the first column; all of it where there is no column."""
+        """The text before the first column, or all of the text if there is no column."""
         return self.literals[0]
 
     @property
     def separator(self) -> str:
-        """The text after the last column; none where there is no column."""
+        """The text after the last column; empty if there is no column."""
         return self.literals[-1] if self.columns else ""
 
     def followed_by(self, other: "ColumnTemplate") -> "ColumnTemplate":
-        """Return the template of both texts as one, as a model writes it.
+        """Return the template of both texts as one text, as a model generates it.
 
-        A model has learned the lead, the columns with the separator, and the other text as pieces
-        tokenised apart, and some tokenizers (Llama's, the embedded model's) begin a piece with a
-        blank.
+        A model has learned the lead, the columns with the separator, and the other text as
+        separately tokenized segments. Some tokenizers (Llama's and the bundled model's) start a
+        segment with a blank.
         """
         last = len(self.columns)
         seams = {(0, len(self.lead)), (last, len(self.literals[-1]))}
         if last:
-            seams.add((last, 0))  # where a separator begins, which a text without columns lacks
+            seams.add((last, 0))  # the start of a separator, which a text without columns lacks
         return ColumnTemplate(
             key=f"{self.key} and {other.key}",
             literals=(
@@ -198,23 +200,24 @@ class ColumnTemplate:
         """Return the text of a row.
 
         Args:
-            row: Column name to text or number; a number is written as JSON has it.
+            row: Column name to text or number; a number is written as in JSON.
 
         Raises:
-            InputError: A column holds neither; the message does not quote it.
+            InputError: A column contains neither text nor a number. The message does not quote it.
         """
         values = [self._value(row, column) for column in self.columns]
         tail = zip(values, self.literals[1:], strict=True)
         return self.literals[0] + "".join(value + literal for value, literal in tail)
 
     def is_blank(self, row: Mapping[str, Any]) -> bool:
-        """Return whether all its columns hold nothing but blanks."""
+        """Return whether all columns of the template are blank."""
         return not any(self._value(row, column).strip() for column in self.columns)
 
     def read(self, text: str) -> dict[str, str] | None:
-        """Return the columns that, filled in, give the text, or None if there are no such columns.
+        """Return the columns from which ``fill`` makes the text, or None if there are none.
 
-        Blanks around the text do not count. Where several divisions fit, earlier columns are short.
+        Blanks around the text are ignored. If several divisions fit, earlier columns are as short
+        as possible.
         """
         match = self._pattern.fullmatch(text.strip())
         names = dict.fromkeys(self.columns)
@@ -231,7 +234,7 @@ class ColumnTemplate:
         return re.compile("".join(parts), re.DOTALL)
 
     def _literal(self, place: int) -> str:
-        """Return the pattern of a literal; blanks around the whole text do not count."""
+        """Return the pattern of a literal; blanks around the whole text are ignored."""
         text = self.literals[place]
         cuts = [0, *sorted(cut for at, cut in self.seams if at == place), len(text)]
         pieces = [text[a:b] for a, b in pairwise(cuts)]
@@ -288,7 +291,7 @@ def text_of(value: Any, what: str) -> str:
     """Return a value that is a text.
 
     Raises:
-        InputError: It is none, or holds what no one can encode (a lone surrogate of JSON).
+        InputError: The value is not a text, or contains a lone surrogate, which cannot be encoded.
     """
     if not isinstance(value, str) or not is_unicode(value):
         raise InputError(f"{what} must be text (a string of valid Unicode).", key=what)
@@ -299,7 +302,7 @@ def texts_of(value: Any, what: str) -> tuple[str, ...]:
     """Return the texts of a list.
 
     Raises:
-        InputError: It is no list, or one of its values is no text.
+        InputError: The value is not a list, or one of its items is not a text.
     """
     return tuple(text_of(item, f"each value of {what}") for item in list_of(value, what, "texts"))
 
@@ -308,7 +311,7 @@ def objects_of(value: Any, what: str) -> tuple[Mapping[str, Any], ...]:
     """Return the objects of a list.
 
     Raises:
-        InputError: It is no list, or one of its values is no object.
+        InputError: The value is not a list, or one of its items is not an object.
     """
     values = list_of(value, what, "objects")
     if not all(isinstance(item, Mapping) for item in values):
@@ -320,7 +323,7 @@ def list_of(value: Any, what: str, values: str) -> list[Any]:
     """Return a value that is a list.
 
     Raises:
-        InputError: It is none.
+        InputError: The value is not a list.
     """
     if not isinstance(value, list):
         raise InputError(
@@ -330,7 +333,7 @@ def list_of(value: Any, what: str, values: str) -> list[Any]:
 
 
 def spelled(value: Any) -> str | None:
-    """Return a label as ``task.labels`` would spell it; None for what is no label.
+    """Return a label as spelled in ``task.labels``, or None if the value is not a label.
 
     >>> [spelled(value) for value in (" spam ", 3, 3.0, 0.5, True, None)]
     ['spam', '3', '3', '0.5', 'true', None]

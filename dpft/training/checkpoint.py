@@ -1,26 +1,28 @@
-"""Write, find and read checkpoints, which are complete or absent.
+"""Checkpoints: functions that write, find and read them; a checkpoint is complete or absent.
 
-A checkpoint is a folder under ``private/checkpoints``, written beside its final name and renamed.
-Tensors are safetensors, the rest is JSON; nothing is pickled. ``state.json`` has its own checksum
-and every file's. Of a model in shards every rank writes its own, and the first rank the rest
-(``checkpoint_tensors``).
+A checkpoint is a folder in ``private/checkpoints``. It is written next to its final path and then
+renamed. Tensors are stored as safetensors and all other content as JSON; nothing is pickled.
+``state.json`` contains its own checksum and the checksum of every other file. In a sharded model,
+every rank writes its own shard, and rank 0 writes the other files (``training_state``).
 
-The secret keys are a file of their own, so that they can be deleted. A checkpoint's go when the
-next checkpoint is complete, since the noise of every later step can be computed from them; the last
-ones go when the run has ended. A run that goes on with its keys draws the noise it would have
-drawn. Two folders that both do so, a run and its copy, would put one noise on two sums. So the key
-file records the file system and the number (inode) that it has there, and the checkpoint, which is
-written after it, the moment of its last change (ctime). A copy has another inode. A restored backup
-may have the old one again, since file systems give numbers out anew, or be written over the old
-file: but no program can set a ctime back. A second name for the file (a hard link) is no original
-either. Moving a folder within a file system changes nothing. A rolled-back disk image or virtual
-machine cannot be told.
+The secret keys are in a separate file, so that they can be deleted. A checkpoint's keys are deleted
+when the next checkpoint is complete, because the noise of every later step can be computed from
+them. The last keys are deleted when the run has ended.
 
-``Resume`` and what stands beside it say where a run broke off, and what must be the same for its
-steps to be taken once more. A step that stands in the ledger has released its noisy gradient.
-Taking it again with the same noise is safe where the sum comes out bit for bit as it was, and
-nowhere else: so the environment that bits depend on is written down, and a replay in another one
-draws new noise and pays for it (docs/dev/design.md, rule 9).
+A run that resumes with its keys draws the same noise that it would have drawn without the
+interruption. If a run and a copy of its folder both resumed, they would add the same noise to two
+different sums. The key file therefore records its own file system and inode number. The checkpoint
+is written after the key file and records the time of the key file's last change (ctime). A copy has
+another inode. A restored backup can have the same inode, because file systems reuse inode numbers,
+or because it overwrites the old file. However, no program can set a ctime back. A key file with a
+second name (hard link) does not count as the original either. Moving a folder within a file system
+changes neither inode nor ctime. A rolled-back disk image or virtual machine cannot be detected.
+
+``ResumePoint`` and the functions below it describe where a run was interrupted, and what must be
+unchanged to repeat its steps. A step in the ledger has released its noisy gradient. Repeating the
+step with the same noise is safe only if the sum is reproduced bit for bit. The checkpoint therefore
+records the environment that the bits depend on. In a different environment, a resumed run draws new
+noise and counts each repeated step (docs/dev/design.md, rule 9).
 """
 
 import hashlib
@@ -78,47 +80,47 @@ from dpft.training.training_state import (
 
 
 class BoundRun(StrictModel):
-    """What a run is bound to when it goes on; of a private run all but ``clipping``."""
+    """Values that a run is bound to when it resumes; a private run has all except ``clipping``."""
 
     plan: PrivacyPlan | None = None
-    """The plan in the ledger's first line."""
+    """The plan in the first line of the ledger."""
     clipper: tuple[ClipperChoice, ...] | None = None
-    """How each phase's gradients are clipped, in the ledger's first line."""
+    """How the gradients of each phase are clipped, from the first line of the ledger."""
     clipping: ClippingPlan | None = None
-    """What is drawn and how it is clipped, of a run that adds no noise."""
+    """Sampling and clipping plan of a run that adds no noise."""
     environment: Mapping[str, Any] | None = None
-    """What the bits of a step's sum depend on."""
+    """All settings that affect the bits of a step's sum."""
     promises: Mapping[str, bool] | None = None
-    """Statements of the report that rest on the configuration alone."""
+    """Statements of the report that depend only on the configuration."""
     run_id: str | None = None
-    """What names the run in its ledger."""
+    """Identifier of the run in its ledger."""
     frozen: Mapping[str, str] | None = None
-    """Digests, before the first step, of what is released and nothing moves."""
+    """Digests, before the first step, of released values that no step changes."""
     ledger: KnownLedger | None = None
-    """The ledger as it was then."""
+    """State of the ledger when the checkpoint was written."""
     stream: Count = 0
-    """How many steps were in it when the stream of noise began that the next step is in."""
+    """Number of steps in the ledger when the noise stream of the next step began."""
     loss_scale: Mapping[str, Any] | None = None
-    """Where an adapted loss scale stands."""
+    """State of an adaptive loss scale."""
 
 
 class CheckpointState(Versioned):
-    """All of a checkpoint but its tensors and its secret keys."""
+    """Content of a checkpoint except its tensors and its secret keys."""
 
     step: Count
-    """Steps that the weights had taken."""
+    """Number of steps that the weights had taken."""
     scheduler_step: int
-    """Steps of the learning rate's schedule."""
+    """Number of steps of the learning rate schedule."""
     run: BoundRun
-    """What the run is bound to."""
+    """Values that the run is bound to."""
     shards: int | None = None
-    """Into how many shards its tensors are cut; absent where they are whole."""
+    """Number of shards that the tensors are split into; absent if they are whole."""
     keys_changed: Count | None = None
-    """When the file of secret keys was last changed, in nanoseconds."""
+    """Time when the file of secret keys was last changed, in nanoseconds."""
     checksums: Mapping[str, str]
-    """File to SHA-256."""
+    """SHA-256 of each file, by file name."""
     checksum: str | None = None
-    """Of all the rest of this file."""
+    """SHA-256 of the rest of this file."""
 
 
 WAY_OUT = (
@@ -128,12 +130,12 @@ WAY_OUT = (
 
 
 def read_state(path: Path, ranks: Ranks = ALONE) -> CheckpointState:
-    """Return ``state.json`` once its checksum, and those of a rank's share of the files, hold.
+    """Return ``state.json``, after checking its checksum and those of this rank's share of files.
 
-    The generator states may be gone: they are deleted when a run has ended.
+    The generator states may be missing, because they are deleted when a run has ended.
 
     Raises:
-        InputError: It is of another schema version.
+        InputError: The checkpoint has another schema version.
         StateError: A file is missing or damaged.
     """
     try:
@@ -159,20 +161,20 @@ def read_state(path: Path, ranks: Ranks = ALONE) -> CheckpointState:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a checkpoint's file goes when the next one is complete, or the run ends.
+    """Return whether a file is deleted when the next checkpoint is complete or the run ends.
 
-    Such are keys, and the noise that later noise hangs together with: beside what was released,
-    either would give sums of gradients away.
+    These files contain keys, or noise that later noise is correlated with. Together with the
+    released values, either would reveal sums of gradients.
     """
     return name == KEYS or name.partition("-")[0].partition(".")[0] == HISTORY.partition(".")[0]
 
 
 def read_history(path: Path, ranks: Ranks) -> dict[str, Tensor]:
-    """Return this rank's noise of earlier steps, as ``save_checkpoint`` was given it.
+    """Return this rank's noise of earlier steps, as passed to ``save_checkpoint``.
 
     Raises:
-        RunError: The checkpoint is on another machine's disk.
-        StateError: The file is damaged, or gone.
+        RunError: The checkpoint is on the disk of another machine.
+        StateError: The file is damaged or missing.
     """
     if ranks.size > 1:
         check_reachable(path, ranks)
@@ -185,7 +187,7 @@ def read_history(path: Path, ranks: Ranks) -> dict[str, Tensor]:
 
 
 def _names_its_files(state: CheckpointState) -> bool:
-    """Tell whether the checksums are of all files of tensors that there must be, and no others."""
+    """Return whether the checksums cover exactly the tensor files that must exist."""
     names = {name for name in state.checksums if not is_secret(name)}
     shards = 1 if state.shards is None else state.shards
     return len(names) == 2 * shards > 0 and names == {
@@ -194,10 +196,10 @@ def _names_its_files(state: CheckpointState) -> bool:
 
 
 def _check_file(path: Path, expected: str) -> None:
-    """Hold a file against its checksum.
+    """Compare a file with its checksum.
 
     Raises:
-        StateError: It is gone or damaged.
+        StateError: The file is missing or damaged.
     """
     try:
         actual = checksum(path)
@@ -220,19 +222,19 @@ _PLACE = "file"
 
 @dataclass(frozen=True, kw_only=True)
 class KeyFile:
-    """What a key file says."""
+    """Content and originality of a key file."""
 
     content: Mapping[str, Any]
-    """What was written; secret."""
+    """The written content; secret."""
     original: bool
-    """Whether it is the file that was written, and no copy of it."""
+    """Whether the file is the one that was written, not a copy."""
 
 
 def write_key_file(path: Path, content: Mapping[str, Any]) -> int:
-    """Write a new file, for its owner alone, and wait until it is on disk.
+    """Write a new file that only its owner can read, and wait until it is on disk.
 
     Returns:
-        When it was last changed, for ``read_key_file``, in nanoseconds.
+        Time of the file's last change in nanoseconds, for ``read_key_file``.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -245,10 +247,14 @@ def write_key_file(path: Path, content: Mapping[str, Any]) -> int:
 
 
 def read_key_file(path: Path, *, changed: int) -> KeyFile:
-    """Return what ``write_key_file`` wrote, ``changed`` what it returned; the file must be whole.
+    """Return the content that ``write_key_file`` wrote; the file must be complete.
+
+    Args:
+        path: Path of the key file.
+        changed: The time that ``write_key_file`` returned.
 
     Raises:
-        InputError: It is of another schema version.
+        InputError: The file has another schema version.
     """
     with path.open(encoding="utf-8") as file:
         written = dict(json.load(file))
@@ -265,29 +271,29 @@ def _place(status: os.stat_result) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What a checkpoint says beside its tensors, once its checksums hold."""
+    """Content of a checkpoint except its tensors, after its checksums were verified."""
 
     path: Path
     step: int
     run: BoundRun
-    """What the run was bound to when it was written."""
+    """Values that the run was bound to when the checkpoint was written."""
     keys_changed: int = 0
-    """When the file of secret keys was written, in nanoseconds."""
+    """Time when the file of secret keys was written, in nanoseconds."""
     histories: tuple[str, ...] = ()
-    """Names of the files of noise that later noise hangs together with."""
+    """Names of the files with noise that later noise is correlated with."""
 
     @property
     def has_keys(self) -> bool:
-        """Whether the secret keys are there; they are deleted when the run has ended."""
+        """Whether the secret keys exist; they are deleted when the run has ended."""
         return (self.path / KEYS).exists()
 
     @property
     def has_history(self) -> bool:
-        """Whether each of these files is there; they are deleted with the keys."""
+        """Whether each file in ``histories`` exists; they are deleted together with the keys."""
         return all((self.path / name).exists() for name in self.histories)
 
     def read_keys(self) -> KeyFile:
-        """Return the secret keys, or generator states; read anew each time, and not kept here."""
+        """Read the secret keys or generator states from disk; this object does not store them."""
         return read_key_file(self.path / KEYS, changed=self.keys_changed)
 
 
@@ -303,19 +309,29 @@ def save_checkpoint(
     history: Mapping[str, Tensor] | None = None,
     ranks: Ranks = ALONE,
 ) -> Path:
-    """Write the state after ``step`` steps, then drops all but the newest ``keep`` checkpoints.
+    """Write the state after ``step`` steps; keep only the newest ``keep`` checkpoints.
 
-    The older ones that are left lose their secret keys. Every rank calls this: of a model in shards
-    each writes its own, and a whole one is written by rank 0. Rank 0 alone has what the run is
-    bound to, and the keys or generator states of this step. ``history`` is this rank's noise that
-    later noise hangs together with; None on every rank: no noise does.
+    The secret keys of the older remaining checkpoints are deleted. Every rank calls this function.
+    In a sharded model each rank writes its own shard; otherwise rank 0 writes the model.
+
+    Args:
+        folder: The folder for checkpoints, ``private/checkpoints``.
+        step: Number of steps that the weights have taken.
+        training_state: The state to save.
+        run: Values that the run is bound to; only rank 0 has them.
+        generators: The keys or generator states of this step; only rank 0 has them.
+        keep: Number of checkpoints to keep.
+        shards: The sharded model; None if the model is not sharded.
+        history: This rank's noise that later noise is correlated with; None on every rank if there
+            is no such noise.
+        ranks: All processes of the run.
 
     Returns:
-        The checkpoint's folder.
+        The folder of the checkpoint.
 
     Raises:
-        RunError: A rank could not write; the checkpoint before is whole.
-        SaidElsewhere: Another rank could not, and rank 0 says why.
+        RunError: A rank could not write; the previous checkpoint is complete.
+        SaidElsewhere: Another rank could not write, and rank 0 reports the error.
     """
     ranks = ranks if shards is None else shards.ranks
     target = folder / checkpoint_name(step)
@@ -357,7 +373,7 @@ def save_checkpoint(
 
 
 def _make_empty(partial: Path) -> None:
-    """Make the folder to write a checkpoint in; remove those that killed processes left."""
+    """Create the folder to write a checkpoint in; remove those that killed processes left."""
     partial.parent.mkdir(mode=0o700, exist_ok=True)
     sync_folder(partial.parent.parent)
     for stale in partial.parent.glob(PARTIAL_CHECKPOINT):
@@ -366,7 +382,7 @@ def _make_empty(partial: Path) -> None:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Return what a checkpoint says, after holding every file against its checksum.
+    """Return the content of a checkpoint after comparing every file with its checksum.
 
     Raises:
         StateError: A file is missing or damaged.
@@ -384,16 +400,17 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def restore_checkpoint(
     path: Path, training_state: TrainingState, *, shards: ShardedModel | None = None
 ) -> int:
-    """Put model, optimizer and schedule back to a checkpoint; return its step.
+    """Restore model, optimizer and schedule from a checkpoint; return its step.
 
-    In how many shards it was written does not matter. Every rank of a model in shards calls this,
-    reads what is its own, and holds its share of the files against their checksums.
+    The checkpoint may have been written with any number of shards. Every rank of a sharded model
+    calls this function. Each rank reads its own part, and checks its share of the files against
+    their checksums.
 
     Raises:
-        InputError: It is of another version.
-        StateError: A file is missing, damaged, or of another model.
-        RunError: A rank cannot reach the folder.
-        SaidElsewhere: So it is on another rank, and the first one says why.
+        InputError: The checkpoint has another schema version.
+        StateError: A file is missing, damaged, or belongs to another model.
+        RunError: A rank cannot access the folder.
+        SaidElsewhere: Another rank failed, and rank 0 reports the error.
     """
     ranks = ALONE if shards is None else shards.ranks
     with ranks.failing_together():
@@ -412,9 +429,9 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def delete_generator_states(folder: Path) -> None:
-    """Delete every secret key and generator state for good: the run has ended.
+    """Delete all secret keys and generator states permanently, after the run has ended.
 
-    Checkpoints that a killed process left half-written have them, too.
+    Partial checkpoints of killed processes contain secrets too, and are removed as well.
     """
     for partial in folder.glob(PARTIAL_CHECKPOINT):
         shutil.rmtree(partial)
@@ -430,37 +447,37 @@ def _delete_keys(checkpoint: Path) -> None:
 
 
 version = cache(metadata.version)
-"""Of an installed package, read once: its metadata are a file."""
+"""Return the version of an installed package; cached, because it is read from a metadata file."""
 PACKAGES = ("numpy", "peft", "transformers")
-"""Packages besides torch that compute a part of a sum."""
+"""Packages other than torch that affect the computation of a sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
-    """Where a run that broke off goes on from; also where one that has ended stands."""
+    """The point from which an interrupted run resumes; also the final state of a finished run."""
 
     checkpoint: Checkpoint
-    """The newest one."""
+    """The newest checkpoint."""
     ledger: LedgerRecord | None
-    """None for a run without privacy."""
+    """The ledger; None for a run without privacy."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether its last step is taken and its secrets are gone."""
+        """Whether the last step of the run is taken and its secrets are deleted."""
         if self.ledger is not None:
             return self.ledger.closed
         return not self.checkpoint.has_keys
 
     @property
     def run_id(self) -> str | None:
-        """What names a private run in its ledger."""
+        """Identifier of a private run in its ledger."""
         return self.checkpoint.run.run_id
 
     def plan(self) -> PrivacyPlan:
         """Return the plan that the run was bound to.
 
         Raises:
-            StateError: The checkpoint's is not that of the ledger, or none.
+            StateError: The checkpoint has no plan, or its plan differs from the plan in the ledger.
         """
         plan = self.checkpoint.run.plan
         bound = None if self.ledger is None else self.ledger.plan
@@ -473,13 +490,13 @@ class ResumePoint:
 
 
 def find_resume_point(folder: Path) -> ResumePoint:
-    """Return where the run in a folder stands.
+    """Return the point from which the run in a folder resumes.
 
     Raises:
-        InputError: It has no checkpoint, so no step was taken; or an earlier version wrote its
-            ledger.
-        StateError: Its newest checkpoint or its ledger is damaged, or checkpoints, journal and
-            ledger do not agree.
+        InputError: The folder has no checkpoint, so no step was taken; or an earlier version wrote
+            its ledger.
+        StateError: The newest checkpoint or the ledger is damaged, or checkpoints, replay log and
+            ledger do not match.
     """
     complete_checkpoints = checkpoints(folder / CHECKPOINTS)
     if not complete_checkpoints:
@@ -502,10 +519,10 @@ def environment(
     ranks: Ranks = ALONE,
     shards: ShardedModel | None = None,
 ) -> dict[str, Any]:
-    """Return what the bits of a step's sum depend on, ready for JSON.
+    """Return all settings that affect the bits of a step's sum, as values for JSON.
 
-    ``settings`` are what moves the weights that later sums are of: method, optimizer, learning
-    rate. The ranks' sums are added up in their order.
+    ``settings`` are the method, the optimizer and the learning rate, which determine the weights of
+    later steps. The sums of the ranks are added in the order of the ranks.
     """
     device = training_set.device
     sharding = {} if shards is None else {"sharding": shards.sharding}
@@ -532,11 +549,12 @@ PROMISES = {
     "reproducible": "privacy.noise_seed",
     "show_diagnostics": "privacy.show_diagnostics",
 }
-"""Statements of a report that rest on a configuration key alone, not on the plan, by that key."""
+"""Configuration key of each statement in a report that depends only on that key, not on
+the plan."""
 
 
 def promises(privacy: DifferentialPrivacy) -> dict[str, bool]:
-    """Return the statements of ``PROMISES`` as the configuration makes them, ready for JSON."""
+    """Return the statements of ``PROMISES`` for a configuration, as values for JSON."""
     return {
         "reproducible": privacy.noise_seed is not None,
         "show_diagnostics": privacy.show_diagnostics,
@@ -544,10 +562,10 @@ def promises(privacy: DifferentialPrivacy) -> dict[str, bool]:
 
 
 def check_promises(resume_point: ResumePoint, privacy: DifferentialPrivacy) -> None:
-    """Reject a run whose configuration was edited since it began, in a key of ``PROMISES``.
+    """Reject a run if a configuration key of ``PROMISES`` was edited since the run began.
 
     Raises:
-        InputError: A noise seed or shown losses were added or removed.
+        InputError: A noise seed was added or removed, or ``privacy.show_diagnostics`` changed.
     """
     began, now = resume_point.checkpoint.run.promises or {}, promises(privacy)
     changed = [PROMISES[name] for name, value in now.items() if began.get(name) != value]

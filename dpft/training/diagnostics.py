@@ -1,6 +1,7 @@
-"""``private/diagnostics.jsonl``: losses, gradient norms and drawn sizes of each step.
+"""The log ``private/diagnostics.jsonl`` with losses, gradient norms and batch sizes of each step.
 
-Only the owner of the data may see them: epsilon covers none of them (docs/dev/design.md, rule 7).
+Only the owner of the data may read the file, because epsilon covers none of its values
+(docs/dev/design.md, rule 7).
 """
 
 import json
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Diagnostics:
-    """Appends one line a step to private/diagnostics.jsonl."""
+    """Writer of private/diagnostics.jsonl, with one line per step."""
 
     def __init__(
         self,
@@ -28,13 +29,14 @@ class Diagnostics:
         resumes: bool = False,
         shows_losses: bool = False,
     ) -> None:
-        """Open the file, mode 0600; a resumed run appends to it.
+        """Open the file with mode 0600; append to the file if the run is resumed.
 
         Args:
-            run: The run's folder.
-            max_grad_norm: A gradient above it counts as clipped; None: the style has no such norm.
+            run: Folder of the run.
+            max_grad_norm: A gradient with a larger norm counts as clipped; None if the clipping
+                style has no such norm.
             resumes: Whether the run is resumed.
-            shows_losses: Whether to log each step's mean loss, which epsilon does not cover.
+            shows_losses: Whether to log the mean loss of each step, which epsilon does not cover.
         """
         self._shows_losses = shows_losses
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if resumes else os.O_TRUNC)
@@ -43,7 +45,7 @@ class Diagnostics:
         self._max_grad_norm = max_grad_norm
 
     def write_size(self, training_set: TrainingSet, *, num_examples: int) -> None:
-        """Write how many records and units there really are beside the public number."""
+        """Write the true numbers of records and units next to the public number of examples."""
         size = {
             "num_records": training_set.num_records,
             "num_units": training_set.num_units,
@@ -53,7 +55,7 @@ class Diagnostics:
         self._file.write(json.dumps(size, sort_keys=True) + "\n")
 
     def write(self, statistics: StepStatistics, *, non_finite: int) -> None:
-        """Write one step's losses, norms, clip fraction, batch size, and signal to noise."""
+        """Write losses, norms, clipped fraction, batch size and signal-to-noise ratio of a step."""
         line = {**self._summary(statistics), "non_finite_examples_so_far": non_finite}
         self._file.write(json.dumps(line, sort_keys=True) + "\n")
         self._file.flush()

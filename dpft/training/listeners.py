@@ -1,11 +1,12 @@
 """Interfaces that follow the steps of a training run, and windows of ten steps for public output.
 
-They are told public things only: no loss, no norm and no drawn size (docs/dev/design.md, rule 7).
-How long a step takes follows the size of its drawn batch, which is private, and everything that
-appears while training (a bar that moves, a line, a point of a tracker) tells a time. So all of it
-appears at boundaries of windows alone, ten steps apart or more. Ten steps mitigate: epsilon does
-not cover times. ``StepProgress`` is the bar and the lines: steps, epsilon so far, the time taken
-and to go, and a rate from the expected batch size.
+Listeners receive only public information: no loss, no norm and no batch size (docs/dev/design.md,
+rule 7). The duration of a step depends on the size of its batch, which is private. All output
+during training reveals a time: an update of a bar, a log line or a point of a tracker. All output
+therefore appears only at window boundaries, which are at least ten steps apart. Windows of ten
+steps mitigate this leak, but epsilon does not cover times. ``StepProgress`` draws the bar and logs
+lines with steps, current epsilon, elapsed time, remaining time, and a rate based on the expected
+batch size.
 """
 
 import logging
@@ -27,58 +28,62 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class PublicStep:
-    """What anybody may know of a step that was taken."""
+    """Public information about a step that was taken."""
 
     step: int
-    """Steps that the weights have taken, this one included."""
+    """Number of steps that the weights have taken, including this one."""
     last_step: int
-    """The step to end at."""
+    """Number of the last step to take."""
     learning_rate: float
-    """The step's learning rate; where parameters have rates of their own, that of the first."""
+    """Learning rate of the step; if parameter groups have different rates, that of the
+    first group."""
     epsilon: SpentEpsilon | None
-    """Upper bound of what all noisy steps so far have spent; None for a non-private run."""
+    """Upper bound of the epsilon spent by all noisy steps so far; None for a non-private run."""
 
 
 class StepEvaluation(Protocol):
-    """Scores the model between two steps, on all processes of a run together."""
+    """Interface for scoring the model between two steps, on all processes of a run together."""
 
     def begin(self, step: int, last_step: int, epsilon: SpentEpsilon | None) -> None:
-        """Hears that steps are taken from now on, ``step`` of them taken and so much spent before.
+        """Begin a session after ``step`` steps, which have spent ``epsilon``.
 
-        Epsilon is None for a non-private run, and on all processes but the first.
+        Epsilon is None for a non-private run, and on all processes except rank 0.
         """
 
     def after_step(self, step: int, epsilon: SpentEpsilon | None) -> None:
-        """Score the model where it is due, leaving it and all randomness as they were."""
+        """Score the model if an evaluation is due; keep the model and random states unchanged."""
 
 
 class StepListener(Protocol):
-    """Hears of every step of a session."""
+    """Interface for objects that are notified of every step of a session."""
 
     def begin(self, step: int) -> None:
-        """Hears that steps are taken from now on, ``step`` of them taken before."""
+        """Begin a session, before which ``step`` steps were taken."""
 
     def after_step(self, public: PublicStep) -> None:
-        """Hears that a step was taken; must not raise, since the step is spent."""
+        """Process a step that was taken; must not raise, because the step's epsilon is spent."""
 
 
 @dataclass(frozen=True)
 class StepWindows:
-    """The boundaries at which a session may show how far it has come.
+    """The boundaries at which a session may show its progress.
 
-    They lie on one grid of the run's steps, multiples of ``every``, not of the session's: sessions
-    that take the same steps again, with the same batches, would else show windows that differ by a
-    few steps. A last window below ``every`` joins the one before.
+    All boundaries are multiples of ``every``, counted from the start of the run, not of the
+    session. Otherwise, sessions that repeat the same steps with the same batches would show windows
+    that differ by a few steps. A last window shorter than ``every`` is merged with the window
+    before it.
 
     Guarantees:
-        The time between two boundaries, of whatever sessions and of whatever ``every``, is that of
-        whole windows of ten steps or more, which do not overlap; so is every sum and difference of
-        such times. When a session itself begins off the grid or breaks off is not hidden here.
+        The time between two boundaries is the duration of whole, non-overlapping windows of ten
+        steps or more. This holds for all sessions, for all values of ``every``, and for all sums
+        and differences of such times. This class does not hide the times at which a session starts
+        off the grid or is interrupted.
 
     Attributes:
-        start: Steps taken before the session.
-        last_step: The step to end at.
-        every: Steps of a window; rounded up to whole tens, so that all boundaries are on one grid.
+        start: Number of steps taken before the session.
+        last_step: Number of the last step to take.
+        every: Number of steps of a window, rounded up to a multiple of ten, so that all boundaries
+            are on one grid.
     """
 
     start: int
@@ -87,18 +92,19 @@ class StepWindows:
 
     @property
     def starts_on_grid(self) -> bool:
-        """Whether the session's start is a boundary, from which a rate may be counted."""
+        """Whether the start of the session is a boundary, from which a rate may be measured."""
         return self._is_boundary(self.start)
 
     @property
     def first_shown_step(self) -> int | None:
-        """The first step that shows; None where fewer than a window are left."""
-        # off the grid, the one after the next boundary may be the last and near it
+        """The first step that is shown; None if less than one window remains."""
+        # If the session starts off the grid, the next boundary is too close, and the last step may
+        # replace the boundary after it.
         within = range(self.start + 1, min(self.last_step, self.start + 3 * self._width) + 1)
         return next((step for step in within if self.shows(step)), None)
 
     def shows(self, step: int) -> bool:
-        """Return whether it may show that ``step`` steps are taken, now that they are."""
+        """Return whether the completion of ``step`` steps may be shown."""
         return self._is_boundary(step) and step - self.start >= self._width
 
     @property
@@ -111,31 +117,32 @@ class StepWindows:
 
 
 DECIMALS = 4
-"""Of epsilon, as the run's end states it: with fewer, rounded up, it would seem to fall there."""
+"""Decimals of epsilon, as in the summary of the run. With fewer decimals, rounded up, epsilon would
+seem to decrease in that summary."""
 LOG_LINES = 10
-"""Lines a whole run logs, at most, where there is no terminal to draw a bar on."""
+"""Maximum number of lines that a run logs if it cannot draw a progress bar."""
 
 
 def draws_bars(console: Console) -> bool:
-    """Return whether bars can be drawn: on a terminal, or in a notebook that has widgets."""
+    """Return whether bars can be drawn: on a terminal, or in a notebook with widgets."""
     return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
 
 
 class StepProgress:
-    """Shows lines of progress.jsonl: a bar on a terminal, a few log lines elsewhere."""
+    """Display of progress.jsonl lines: a bar on a terminal, a few log lines elsewhere."""
 
     def __init__(self, *, steps: int, expected_batch_size: int, counted: str = "examples") -> None:
         """Prepare to show ``steps`` steps.
 
-        The rate is counted by the public ``expected_batch_size``, a number of what ``counted``
-        says.
+        The rate is computed from the public ``expected_batch_size``, in units of ``counted``.
         """
         self._steps, self._counted = steps, counted
         self._expected_batch_size = expected_batch_size
         self._timed, self._seconds = 0, 0.0
-        """The session's steps whose duration is known."""
+        """Number of steps of the session with a known duration; ``_seconds`` is their total
+        duration."""
         self._fastest, self._slowest = math.inf, 0.0
-        """Seconds per step of the fastest and the slowest window of ten steps or more."""
+        """Seconds per step of the fastest and of the slowest window of ten steps or more."""
         self._lines = StepWindows(0, steps)
         console = Console(stderr=True)
         self._draws = draws_bars(console)
@@ -180,7 +187,7 @@ class StepProgress:
             logger.info("step %d of %d%s", line.step, self._steps, f", {note}" if note else "")
 
     def _note(self, line: ProgressLine) -> str:
-        """Return epsilon so far, the rate, and the time taken and to go."""
+        """Return epsilon so far, the rate, the elapsed time and the remaining time."""
         parts = []
         if line.epsilon is not None:
             parts.append(f"epsilon {round_up(line.epsilon, DECIMALS):.{DECIMALS}f}")
@@ -194,9 +201,10 @@ class StepProgress:
         return ", ".join(parts)
 
     def _left(self, line: ProgressLine, step_seconds: float) -> str:
-        """Return the time to go: on a terminal, a range from the fastest to the slowest window.
+        """Return the remaining time; on a terminal, a range from the fastest to the slowest window.
 
-        One window says little of the next, so the range spans a fifth of it at least.
+        One window is a poor estimate of the next. The range therefore extends to at least 10% below
+        and above each window.
         """
         left = self._steps - line.step
         if not self._draws:
@@ -206,14 +214,14 @@ class StepProgress:
         return f"{clock_time(self._fastest * left)} to {clock_time(self._slowest * left)} to go"
 
     def _start(self) -> None:
-        # Not before: how long a session took from an odd step, less how long one took from
-        # another, would be the time of fewer than ten.
+        # Do not start the bar off the grid. The difference between the elapsed times of two
+        # sessions would be the duration of fewer than ten steps.
         end_startup()
         self._bar.start()
 
 
 def clock_time(seconds: float) -> str:
-    """Return a time as a clock shows it, such as 4:05 or 1:00:00."""
+    """Return a time in clock format, such as 4:05 or 1:00:00."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,7 +1,8 @@
 """The training loop, written like Algorithm 1 of Abadi et al. 2016.
 
-It knows no task, method or privacy: an engine hands it batches and turns losses into gradients, the
-state's method decides what trains, and a run writes down each step.
+The loop does not depend on a task, a method or a privacy plan. An engine provides batches and turns
+losses into gradients. The method in the training state decides which parameters train, and a run
+records each step.
 """
 
 import math
@@ -24,104 +25,104 @@ from dpft.training.training_state import TrainingState
 
 
 class StepEngine(Protocol):
-    """Hands out a step's batch and makes its losses one gradient; private or ordinary."""
+    """Private or ordinary engine that draws the batch of a step and computes its gradient."""
 
     @property
     def views(self) -> ViewBits:
-        """What random views of records are drawn from."""
+        """The source of randomness for random views of records."""
 
     @property
     def steps_taken(self) -> int:
-        """Step that the weights have taken."""
+        """Number of steps that the weights have taken."""
 
     @property
     def steps(self) -> int:
-        """The step to end at."""
+        """Number of the last step to take."""
 
     @property
     def non_finite(self) -> int:
-        """Examples left out so far because their loss or gradient was not finite; private."""
+        """Number of examples skipped so far because of a non-finite loss or gradient; private."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *error: Any) -> None: ...
 
     def draw(self, num_units: int) -> list[int]:
-        """Start a step and return the indices of its batch, units of the data."""
+        """Start a step and return the indices of its batch, which are units of the data."""
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
         """Add one micro-batch, in which the rows of each privacy unit are contiguous."""
 
     def finish_step(self) -> SignalAndNoise | None:
-        """Leave the step's gradient in ``grad`` of every trainable parameter.
+        """Leave the gradient of the step in ``grad`` of every trainable parameter.
 
         Returns:
-            How long its signal and its noise are, where that is measured; private.
+            Norms of the signal and of the noise, if they are measured; private.
         """
 
     def begin(self) -> None:
-        """Write down what the run is bound to, once its first checkpoint is complete."""
+        """Record the plan that the run is bound to, once its first checkpoint is complete."""
 
     def check(self) -> None:
-        """Raise a RunError if what is released and no step changes is not as it was."""
+        """Raise a RunError if released values that no step updates have changed."""
 
     def state(self) -> EngineState:
-        """Return what the next step draws from, for a checkpoint; secret."""
+        """Return the random state of the next step, for a checkpoint; secret."""
 
 
 @dataclass
 class StepStatistics:
-    """What a step says of its records. Private: for private/diagnostics.jsonl alone."""
+    """Private statistics of the records of a step, only for private/diagnostics.jsonl."""
 
     step: int
     batch_size: int
-    """Units drawn."""
+    """Number of units drawn."""
     losses: list[Tensor] = field(default_factory=list)
     """Per-example losses of each micro-batch, shape (b,), in nats; without filler rows."""
     norms: list[Tensor] = field(default_factory=list)
-    """Gradient norms of each micro-batch's units, shape (b,) where each example is one."""
+    """Gradient norms of the units of each micro-batch; shape (b,) if each example is a unit."""
     signal_and_noise: SignalAndNoise | None = None
-    """Lengths of the step's mean clipped gradient and of its noise; None: not measured."""
+    """Norms of the step's mean clipped gradient and of its noise; None if they are not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSet:
-    """The training records and how they travel to the model."""
+    """The training records, and how they are batched for the model."""
 
     examples: Sequence[Any]
     micro_batch_size: int
     layout: Layout
     device: torch.device
     micro_batch_tokens: int | None = None
-    """Most rows times padded tokens of a micro-batch; None: no bound."""
+    """Maximum of rows times padded tokens in a micro-batch; None for no limit."""
     units: Sequence[Sequence[int]] | None = None
-    """Positions in ``examples`` of each privacy unit's records, at most ``micro_batch_size`` of
-    them; None: each example is a unit of its own."""
+    """Positions in ``examples`` of the records of each privacy unit, at most ``micro_batch_size``
+    per unit. None if each example is a unit."""
     share: RankShare = EVERYTHING
     """Which micro-batches of a logical batch this process takes."""
     view: RowView | None = None
-    """Makes what is read of a row, anew at each draw; None: the row itself is read."""
+    """Creates a new view of a row at each draw; None if the model reads the row itself."""
     excluded: int = 0
-    """Records that were left out because they have nothing to learn; private."""
+    """Number of records that were skipped because they contain nothing to learn; private."""
 
     @property
     def num_records(self) -> int:
-        """How many records take part; private."""
+        """Number of records that take part in training; private."""
         units = self.units
         return len(self.examples) if units is None else sum(len(unit) for unit in units)
 
     @property
     def num_units(self) -> int:
-        """How many units there really are; private."""
+        """True number of privacy units; private."""
         return len(self.examples if self.units is None else self.units)
 
     def micro_batches(
         self, indices: Sequence[int], *, views: ViewBits | None = None, step: int = 0
     ) -> Iterator[Batch]:
-        """Yield this process's batches of a logical batch, sorted by length and padded.
+        """Yield this process's micro-batches of a logical batch, sorted by length and padded.
 
-        Each is made when it is asked for: images of all of them may not fit into memory. Where rows
-        are viewed, views are drawn for ``step``, counted from 0.
+        Each micro-batch is created only when it is requested, because the images of all of them may
+        not fit into memory. If rows are viewed, the views are drawn for ``step``, counted from 0.
         """
         rows = self.examples
         if self.view is not None:
@@ -139,7 +140,7 @@ class TrainingSet:
 
 
 class StepRun(Protocol):
-    """Where the steps are taken: the processes, and what they do when the weights have moved."""
+    """The run that takes the steps: its processes, and the actions after each weight update."""
 
     @property
     def ranks(self) -> Ranks:
@@ -148,21 +149,21 @@ class StepRun(Protocol):
     def after_step(
         self, state: TrainingState, engine: StepEngine, statistics: StepStatistics
     ) -> None:
-        """Write down the step, save a checkpoint if one is due, and end if that was requested."""
+        """Record the step, save a checkpoint if one is due, and stop the run if requested."""
 
 
 def train(
     state: TrainingState, training_set: TrainingSet, engine: StepEngine, run: StepRun
 ) -> None:
-    """Take every planned step that is not taken yet; leave the model in evaluation mode.
+    """Take all remaining planned steps; leave the model in evaluation mode.
 
-    An error on one of the ranks ends all of them, and one of them reports it.
+    An error on one rank ends all ranks, and one of them reports it.
 
     Args:
-        state: The model, on ``training_set.device``, and what moves it.
+        state: The model, on ``training_set.device``, with its optimizer, schedule and method.
         training_set: The records.
-        engine: Draws each step's records and computes its gradient.
-        run: Writes down each step; private numbers of its records go to ``private/``.
+        engine: Draws the records of each step and computes its gradient.
+        run: Records each step; private values go to ``private/``.
 
     Raises:
         RunError: A weight is no longer finite.
@@ -187,7 +188,7 @@ def train(
 def compute_gradient(
     training_set: TrainingSet, engine: StepEngine, step: int, ranks: Ranks = ALONE
 ) -> StepStatistics:
-    """Leave the gradient of one logical batch in ``grad``; return what its records showed."""
+    """Leave the gradient of one logical batch in ``grad``; return the statistics of its records."""
     indices = engine.draw(training_set.num_units)
     statistics = StepStatistics(step=step, batch_size=len(indices))
     with ranks.failing_together():
@@ -200,10 +201,11 @@ def compute_gradient(
 
 
 def sent_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield batches on a device; to an accelerator the next one is sent before each is used.
+    """Yield batches on a device; on an accelerator, copy the next batch before each one is used.
 
-    A thread makes the one after that meanwhile. It draws nothing but what is keyed by step and
-    record, so that batches are the same; an error in it is raised here, before what follows.
+    Meanwhile, a thread creates the batch after that. The thread uses only randomness that is keyed
+    by step and record, so the batches do not change. An error in the thread is raised here, before
+    any later batch is used.
     """
     if device.type == "cpu":
         yield from batches
@@ -222,7 +224,7 @@ def sent_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch
 
 
 def accumulate(batch: Batch, engine: StepEngine, statistics: StepStatistics) -> None:
-    """Add one micro-batch to the gradient and its losses and norms to ``statistics``."""
+    """Add one micro-batch to the gradient, and its losses and norms to ``statistics``."""
     result = engine.accumulate(batch, batch.rows_per_unit)
     is_filler = batch.is_filler
     statistics.losses.append(result.losses if is_filler is None else result.losses[~is_filler])
@@ -231,10 +233,11 @@ def accumulate(batch: Batch, engine: StepEngine, statistics: StepStatistics) -> 
 
 
 def check_weights(model: nn.Module, step: int) -> None:
-    """End the run if a weight that trains, or that has a gradient to move by, is not finite.
+    """End the run if a weight that trains, or that has a gradient, is not finite.
 
     Raises:
-        RunError: Naming the parameter; nothing of the step's records.
+        RunError: A weight is not finite. The message names the parameter and reveals nothing about
+            the records of the step.
     """
     moving = {
         name: local(parameter.detach())
@@ -244,7 +247,7 @@ def check_weights(model: nn.Module, step: int) -> None:
     moving = {name: values for name, values in moving.items() if values.numel()}
     if not moving:
         return
-    # the largest magnitude of each, by few operations and in one look at the device
+    # The largest magnitude of each parameter, with few operations and one device synchronization.
     largest = torch._foreach_norm(list(moving.values()), math.inf)
     widest = reduce(torch.promote_types, {norm.dtype for norm in largest})
     finite = torch.stack([norm.to(widest) for norm in largest]).isfinite().tolist()

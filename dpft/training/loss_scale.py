@@ -1,20 +1,21 @@
-"""The loss scale of fp16, which adapts to the noisy gradient only.
+"""The loss scale of fp16, which adapts only to the noisy gradient.
 
-Ordinary mixed precision halves its scale where a gradient overflowed. With privacy that would tell
-of the records: one of them can make an overflow, and whoever sees the scale sees the overflow. Here
-nothing of the records comes to the scale but through noisy gradients, which epsilon covers: the
-scale of the next step is post-processing of the steps before it (docs/dev/design.md, rule 10).
-Whatever it is, a gradient is clipped at the same norm and gets the same noise (Li et al. 2022,
-Appendix T: K times the loss, K times the norm, K times the noise, divided by K), and an example
-that overflows contributes zero.
+Ordinary mixed precision halves its scale after a gradient overflows. With privacy this would leak
+information: one record can cause an overflow, and the scale would reveal it. Here the scale depends
+on the records only through noisy gradients, which epsilon covers. The scale of the next step is
+post-processing of the previous steps (docs/dev/design.md, rule 10). For every scale, a gradient is
+clipped at the same norm and gets the same noise. Multiplying the loss, the norm and the noise by K
+and dividing by K changes nothing (Li et al. 2022, Appendix T). An example that overflows
+contributes zero.
 
-What a noisy gradient says: with s the clipped sum, d its numbers and t the noise's standard
-deviation, its square has mean ``|s|^2 + d t^2`` and variance ``2 d t^4 + 4 t^2 |s|^2``. The mean
-over some steps, less ``d t^2``, estimates ``|s|^2``. A scale at which examples overflow, or their
-gradients vanish, makes the sum shorter. After some steps at one scale another is tried for as many.
-It stays if the sum is then surely longer, by more than noise explains, and at least twice as long
-in squares: that much is gained where three examples of ten were lost. Where noise hides the sum
-nothing is sure, and the configured scale stands but for the trials, which get rarer.
+Information in a noisy gradient: let s be the clipped sum, d its number of elements and t the
+standard deviation of the noise. The squared norm of the noisy sum has mean ``|s|^2 + d t^2`` and
+variance ``2 d t^4 + 4 t^2 |s|^2``. The mean over several steps, minus ``d t^2``, estimates
+``|s|^2``. The sum is shorter if examples overflow at the current scale, or if their gradients
+vanish. After some steps at one scale, another scale is tried for the same number of steps. The
+trial is kept if the sum is longer by more than the noise explains, and its squared norm at least
+doubles. Such a gain occurs if three examples of ten were lost. If noise hides the sum, no trial is
+kept. The configured scale then remains except during trials, which become less frequent.
 
 >>> class Nowhere:
 ...     def record_step(self, mechanism, gradients):
@@ -43,55 +44,58 @@ from dpft.privacy.mechanisms.base import GaussianStep
 from dpft.training.training_config import TrainingConfig
 
 WINDOW = 10
-"""Steps at a scale before it is judged."""
+"""Number of steps at one scale before the scale is evaluated."""
 TRIALS = (2.0**-4, 2.0**4, 2.0**-8, 2.0**8, 2.0**-12, 2.0**12)
-"""What the scale is multiplied by on trial, in turn; powers of two, which change no other bit."""
+"""Factors for the scale in successive trials; powers of two, which change only the
+exponent bits."""
 SURE = 3.0
-"""Standard deviations by which a trial must be better."""
+"""Number of standard deviations by which a trial must be better."""
 GAIN = 2.0
-"""How much longer the sum must be on trial, in squares."""
+"""Factor by which the squared norm of the sum must grow in a trial."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class ScaleState:
-    """Where an adaptive scale stands; it follows from noisy gradients alone."""
+    """State of an adaptive scale, which depends only on noisy gradients."""
 
     scale: float
-    """The one that stands."""
+    """The current scale, outside trials."""
     tried: float | None = None
-    """The one on trial; None: there is none."""
+    """The scale on trial; None between trials."""
     failed: int = 0
-    """Trials since the scale last moved."""
+    """Number of trials since the scale last changed."""
     waited: int = 0
-    """Windows since the last trial."""
+    """Number of windows since the last trial."""
     signal: float = 0.0
-    """Squared length of the clipped sum at the scale that stands, over its last window."""
+    """Estimated squared norm of the clipped sum at the current scale, over its last window."""
     variance: float = 0.0
-    """Of that estimate."""
+    """Variance of ``signal``."""
     steps: int = 0
-    """Of the window so far."""
+    """Number of steps in the current window so far."""
     squares: float = 0.0
-    """Of its noisy gradients, added up."""
+    """Sum of the squared norms of the noisy gradients in the current window."""
     noise: tuple[int, float] = (0, 0.0)
-    """Numbers of the gradient and standard deviation of its noise; another phase has others."""
+    """Number of elements of the gradient and standard deviation of its noise; both may change with
+    the phase."""
 
 
 class AdaptiveLossScale:
-    """The loss scale of the next step, and the log that tells it of each noisy one.
+    """The loss scale of the next step, and the step log that passes each noisy gradient to it.
 
     Guarantees:
-        The scale is a function of the configuration and of the noisy gradients recorded so far. A
-        step's own is fixed before the step draws its records.
+        The scale is a function of the configuration and of the noisy gradients recorded so far. The
+        scale of a step is fixed before the step draws its records.
     """
 
     def __init__(
         self, log: StepLog, *, start: float, state: Mapping[str, Any] | None = None
     ) -> None:
-        """Start at a scale, or goes on from what ``state`` returned.
+        """Start at a scale, or continue from a state that ``state()`` returned.
 
-        The log is told of a step first, so that one that it refuses moves nothing.
+        The log records a step before the scale changes. If the log rejects a step, the scale does
+        not change.
         """
         self._log, self._start = log, start
         self._now = ScaleState(scale=start)
@@ -105,14 +109,14 @@ class AdaptiveLossScale:
         return self._now.scale if self._now.tried is None else self._now.tried
 
     def state(self) -> dict[str, Any]:
-        """Return where it stands, ready for JSON, for the checkpoint of the last step recorded."""
+        """Return the state after the last recorded step, as values for JSON, for a checkpoint."""
         return asdict(self._now) | {"noise": list(self._now.noise)}
 
     def say_where_it_stands(self) -> None:
-        """Log that it has moved; for the time after the last step.
+        """Log the change of the scale; call this method only after the last step.
 
-        Its windows are not on the grid of ``StepWindows``: a line when it moves would tell how long
-        fewer than ten steps took (docs/dev/design.md, rule 7).
+        The windows of the scale are not on the grid of ``StepWindows``. A log line at each change
+        would reveal the duration of fewer than ten steps (docs/dev/design.md, rule 7).
         """
         if self._now.scale != self._start:
             logger.info(
@@ -125,10 +129,11 @@ class AdaptiveLossScale:
         self._log.begin()
 
     def record_step(self, mechanism: GaussianStep, gradients: Released) -> None:
-        """Record a step, and then takes its noisy sum into account.
+        """Record a step and update the scale with its noisy sum.
 
         Raises:
-            TypeError: The gradients are shards of other processes too, of which this has no sum.
+            TypeError: The gradients are shards of several processes, so the whole sum is not
+                available.
         """
         self._log.record_step(mechanism, gradients)
         if isinstance(gradients, Mapping):
@@ -136,7 +141,7 @@ class AdaptiveLossScale:
         now = self._now
         noise_std = mechanism.noise_multiplier * mechanism.sensitivity
         noise = sum(gradient.numel() for gradient in gradients), noise_std
-        if noise != now.noise:  # a phase begins, whose gradients are of other parameters
+        if noise != now.noise:  # A new phase begins, which trains other parameters.
             now = self._now = ScaleState(scale=now.scale, noise=noise)
         for gradient in gradients:
             length = torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64)
@@ -146,14 +151,15 @@ class AdaptiveLossScale:
             self._judge(now)
 
     def _judge(self, now: ScaleState) -> None:
-        """End a window: keeps a trial or give it up, and begins the next one where it is due."""
+        """End a window: keep or reject the trial, or begin the next trial if one is due."""
         numbers, std = now.noise
         signal = now.squares / WINDOW - numbers * std**2
         variance = (2 * numbers * std**4 + 4 * std**2 * max(signal, 0.0)) / WINDOW
         now.steps, now.squares = 0, 0.0
         if now.tried is None:
             now.signal, now.variance, now.waited = signal, variance, now.waited + 1
-            # After one window, one, two, two, four, four: n windows have some 2 log2(n) trials.
+            # Waits of 1, 1, 2, 2, 4, 4, ... windows, so that n windows contain about 2 log2(n)
+            # trials.
             if now.waited >= 2 ** (now.failed // 2):
                 now.tried = self._next_trial(now)
             return
@@ -165,7 +171,7 @@ class AdaptiveLossScale:
         now.tried, now.waited = None, 0
 
     def _next_trial(self, now: ScaleState) -> float | None:
-        """Return the scale to try, within what is allowed; None where it would be the same."""
+        """Return the scale to try, within the allowed range; None if equal to the current one."""
         least, most = LOSS_SCALES
         tried = min(max(now.scale * TRIALS[now.failed % len(TRIALS)], least), most)
         if tried != now.scale:
@@ -177,9 +183,9 @@ class AdaptiveLossScale:
 def scaled(
     settings: TrainingConfig, log: StepLog, state: Mapping[str, Any] | None
 ) -> tuple[StepLog, LossScale]:
-    """Return where a run records its steps, and what its losses are multiplied by.
+    """Return the log of the run's steps, and the factor for its losses.
 
-    ``state`` is where a scale that adapts stood, as a checkpoint says; None: it starts.
+    ``state`` is the state of an adaptive scale in a checkpoint; None if the scale starts.
     """
     if not settings.adaptive_loss_scale:
         return log, settings.backward_scale

@@ -1,9 +1,10 @@
 """Engines for training without noise, with ordinary or clipped gradients.
 
-Non-private training is a choice of its own, ``privacy=none``, and never prints an epsilon. With a
-clipping norm it is a private run but for its noise (the rows "clipped, no noise" of the papers):
-the same Poisson draws, the same clipped sums, the same divisor. So what it lacks against ordinary
-training is what clipping costs, and what a private run lacks against it is what noise costs.
+Non-private training must be chosen explicitly with ``privacy=none``, and never prints an epsilon.
+With a clipping norm, it is a private run without noise (the rows "clipped, no noise" of the
+papers). It has the same Poisson draws, clipped sums and divisor. The comparison with ordinary
+training therefore shows the cost of clipping. The comparison with a private run shows the cost of
+noise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,18 +34,18 @@ from dpft.strict_model import StrictModel, parse
 
 
 class ShuffledState(StrictModel):
-    """generators.json of an ordinary run: where its generators stand."""
+    """Content of generators.json for an ordinary run: the states of its generators."""
 
     order: str
-    """Of the order of records, in hexadecimal."""
+    """State of the generator for the order of records, in hexadecimal."""
     waiting: tuple[int, ...]
     """Units of this epoch that no step has drawn yet."""
     dropout: str
-    """Of torch's own generator, in hexadecimal."""
+    """State of torch's default generator, in hexadecimal."""
 
 
 class OrdinaryEngine:
-    """Shuffled batches of a fixed size and the mean of their losses' gradients."""
+    """Engine with shuffled batches of a fixed size and the mean gradient of their losses."""
 
     def __init__(
         self,
@@ -61,11 +62,11 @@ class OrdinaryEngine:
         ranks: Ranks = ALONE,
         shards: ShardedModel | None = None,
     ) -> None:
-        """Plans ``steps`` batches of ``batch_size`` units, shuffled anew each epoch from ``seed``.
+        """Plan ``steps`` batches of ``batch_size`` units, shuffled in each epoch from ``seed``.
 
-        A run that broke off goes on with its ``state`` after the steps it had taken. The first rank
-        draws for all, and each adds up its share. ``losses_of`` runs under autocast to
-        ``autocast_dtype``; None: without autocast.
+        A resumed run passes its ``state`` and the number of steps that it has taken. Rank 0 draws
+        for all ranks, and each rank adds its share of the gradient. ``losses_of`` runs under
+        autocast to ``autocast_dtype``; None disables autocast.
         """
         self._losses_of, self._autocast_dtype = losses_of, autocast_dtype
         self._ranks, self._seed, self._shards = ranks, seed, shards
@@ -91,13 +92,13 @@ class OrdinaryEngine:
         return self
 
     def begin(self) -> None:
-        """Begin nothing: there is no ledger."""
+        """Do nothing, because there is no ledger."""
 
     def check(self) -> None:
-        """Check nothing: the model protects nobody."""
+        """Do nothing, because the model has no privacy guarantee."""
 
     def state(self) -> EngineState:
-        """Return the generators' states, as the parameter ``state`` takes them."""
+        """Return the states of the generators, in the format of the parameter ``state``."""
         states = {
             "order": _written_state(self._generator.get_state()),
             "waiting": list(self._waiting),
@@ -109,7 +110,7 @@ class OrdinaryEngine:
         return None
 
     def draw(self, num_units: int) -> list[int]:
-        """Start a step: returns the indices of its batch."""
+        """Start a step and return the indices of its batch."""
         for parameter in self._model.parameters():
             parameter.grad = None
         if self._shards is not None:
@@ -135,7 +136,7 @@ class OrdinaryEngine:
         return MicroBatchResult(losses=losses.detach(), norms=None)
 
     def finish_step(self) -> None:
-        """End a step: adds up the ranks' gradients, and take the loss scale out."""
+        """End a step: add up the gradients of all ranks and divide them by the loss scale."""
         self.steps_taken += 1
         add_up(self._model, self._ranks, self._shards)
         if self._loss_scale != 1:
@@ -145,10 +146,11 @@ class OrdinaryEngine:
 
 
 class ClippedEngine:
-    """The steps of a private run but for their noise; nothing that they leave is private.
+    """Engine with the steps of a private run without noise; its results are not private.
 
-    Poisson draws, clipped gradients, their sum over the expected batch size: as ``PrivacyEngine``,
-    whose noise and ledger it lacks. Draws and masks come of ``train.seed``, as ordinary ones do.
+    Like ``PrivacyEngine``, it divides the sum of clipped gradients of a Poisson draw by the
+    expected batch size. It has no noise and no ledger. Draws and dropout masks are derived from
+    ``train.seed``, as in ordinary training.
     """
 
     def __init__(
@@ -165,9 +167,10 @@ class ClippedEngine:
         ranks: Ranks = ALONE,
         shards: ShardedModel | None = None,
     ) -> None:
-        """Binds a model to a plan, which has each phase's clipping norm.
+        """Bind a model to a plan, which contains the clipping norm of each phase.
 
-        The rest is as for ``OrdinaryEngine``; draws, dropout and views are from ``seed``.
+        The other arguments are as for ``OrdinaryEngine``; draws, dropout and views depend on
+        ``seed``.
         """
         self.steps, self.steps_taken = plan.steps, steps_taken
         self._model, self._plan, self._ranks, self._shards = model, plan, ranks, shards
@@ -190,17 +193,17 @@ class ClippedEngine:
         self._resources.close()
 
     def begin(self) -> None:
-        """Begin nothing: there is no ledger."""
+        """Do nothing, because there is no ledger."""
 
     def check(self) -> None:
-        """Check nothing: the model protects nobody."""
+        """Do nothing, because the model has no privacy guarantee."""
 
     def state(self) -> EngineState:
-        """Return what the next step draws from, as the parameter ``state`` takes it."""
+        """Return the random state of the next step, in the format of the parameter ``state``."""
         return EngineState(generators=self._randomness.state(self.steps_taken))
 
     def draw(self, num_units: int) -> list[int]:
-        """Start a step: returns the indices of its batch, which may be empty."""
+        """Start a step and return the indices of its batch, which may be empty."""
         self._clipper.begin_step(self.steps_taken)
         for parameter in self._model.parameters():
             parameter.grad = None
@@ -210,14 +213,14 @@ class ClippedEngine:
         return broadcast_numbers(self._sampler.draw(num_units, step=self.steps_taken), self._ranks)
 
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> MicroBatchResult:
-        """Add a micro-batch's clipped sum; see ``PhasedClipper.accumulate``."""
+        """Add the clipped sum of a micro-batch; see ``PhasedClipper.accumulate``."""
         return self._clipper.accumulate(batch, rows_per_unit)
 
     def finish_step(self) -> None:
-        """End a step: every trainable ``grad`` becomes the sum over the expected batch size."""
+        """End a step: set each trainable ``grad`` to the sum over the expected batch size."""
         with self._ranks.failing_together():
             self._clipper.end_step()
-        if self._shards is None:  # An empty draw is a step, too, whose gradient is zero.
+        if self._shards is None:  # An empty draw is also a step, with a gradient of zero.
             for parameter in self._clipper.parameters:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
@@ -230,12 +233,12 @@ class ClippedEngine:
 
     @property
     def non_finite(self) -> int:
-        """Examples left out so far because their loss or gradient was not finite."""
+        """Number of examples skipped so far because of a non-finite loss or gradient."""
         return self._clipper.non_finite
 
 
 def add_up(model: nn.Module, ranks: Ranks, shards: ShardedModel | None) -> None:
-    """Make each gradient the sum of all ranks', where one of them has any."""
+    """Replace each gradient with the sum over all ranks, if any rank has this gradient."""
     if shards is not None:
         shards.reduce_sums(STRETCH, lambda parts: None)
         return
@@ -250,7 +253,7 @@ def add_up(model: nn.Module, ranks: Ranks, shards: ShardedModel | None) -> None:
 
 
 def _written_state(state: Tensor) -> str:
-    """Return a generator's state, a byte tensor, in hexadecimal."""
+    """Return the state of a generator, a byte tensor, in hexadecimal."""
     return state.cpu().numpy().tobytes().hex()
 
 

@@ -1,12 +1,14 @@
 """Optimizers and learning rate schedules by name.
 
-Both are post-processing of the private gradient, which costs no privacy. Adding an optimizer is a
-class here that registers itself in ``OPTIMIZERS``, a YAML in conf/optimizer and a test.
-Configurations are read before torch is imported. Algorithms and papers:
+Both are post-processing of the private gradient, so they cost no privacy. To add an optimizer, add
+a class that registers itself in ``OPTIMIZERS``, a YAML file in conf/optimizer, and a test. Torch is
+not imported at the top, because configurations are read before torch is imported. Algorithms and
+papers:
 
-- ``adamw``, ``adam``: torch's; on the private gradient DP-Adam (Li et al. 2022, section 3.1);
-- ``adafactor``: as T5 has it, of Ponomareva et al. 2022;
-- ``sgd``: torch's gradient descent, DP-SGD (Abadi et al. 2016).
+- ``adamw``, ``adam``: the optimizers of torch; on the private gradient, DP-Adam (Li et al. 2022,
+  section 3.1);
+- ``adafactor``: Adafactor as in T5, used by Ponomareva et al. 2022;
+- ``sgd``: gradient descent of torch, on the private gradient DP-SGD (Abadi et al. 2016).
 """
 
 import math
@@ -34,17 +36,18 @@ if TYPE_CHECKING:
 
 
 class OptimizerConfig(Section, ABC):
-    """Base of every optimizer; its fields are its configuration, ``conf/optimizer/<name>.yaml``."""
+    """Base class of optimizers; the fields are configured in ``conf/optimizer/<name>.yaml``."""
 
     works_on_shards: ClassVar[bool] = True
-    """Whether it moves each number of a parameter by that number's own gradient and moments."""
+    """Whether the optimizer updates each element of a parameter using only the gradient and moments
+    of that element."""
 
     name: str
-    """Which optimizer; chosen by optimizer=NAME."""
+    """Name of the optimizer, set with optimizer=NAME."""
 
     @property
     def decay_of_mean(self) -> float:
-        """How much of a step's gradient the next step still has, by momentum."""
+        """The share of a step's gradient that momentum carries to the next step."""
         return 0.0
 
     @abstractmethod
@@ -54,21 +57,22 @@ class OptimizerConfig(Section, ABC):
         """Return the optimizer over ``parameters``."""
 
     def state_numbers(self, shape: Sequence[int]) -> int:
-        """Return how many numbers are kept for a parameter: two moments of each of its own."""
+        """Return the number of state elements of a parameter; by default two per element."""
         return 2 * prod(shape)
 
 
 OPTIMIZERS: Registry[type[OptimizerConfig]] = Registry(
     "dpft.training.optimizers", key="optimizer.name"
 )
-"""Every optimizer by name; a module of this package registers its configuration."""
+"""Registry of optimizers by name; this module registers their configurations."""
 
 
 def check_works_on_shards(config: OptimizerConfig) -> None:
-    """Reject an optimizer that reads more of a parameter than the shard that lies here.
+    """Reject an optimizer that reads more of a parameter than the shard on this process.
 
     Raises:
-        InputError: It reads whole matrices, as Adafactor does for sums over rows and columns.
+        InputError: The optimizer needs whole matrices, like Adafactor for sums over rows and
+            columns.
     """
     if config.works_on_shards:
         return
@@ -84,19 +88,19 @@ def check_works_on_shards(config: OptimizerConfig) -> None:
 
 @OPTIMIZERS.register("adamw")
 class AdamW(OptimizerConfig):
-    """Adam whose weight decay is apart from the gradient (Loshchilov and Hutter 2019)."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
     name: str = "adamw"
     beta1: Fraction = 0.9
-    """Decay of the mean of gradients."""
+    """Decay rate of the mean of gradients."""
     beta2: Fraction = 0.999
-    """Decay of the mean of squared gradients."""
+    """Decay rate of the mean of squared gradients."""
     eps: Positive = 1e-8
-    """Added to the root of that mean."""
+    """Constant added to the square root of the mean of squared gradients."""
 
     @property
     def decay_of_mean(self) -> float:
-        """``beta1``."""
+        """The value of ``beta1``."""
         return self.beta1
 
     def make(
@@ -118,7 +122,7 @@ class AdamW(OptimizerConfig):
 
 @OPTIMIZERS.register("adam")
 class Adam(AdamW):
-    """Adam as first published, weight decay a part of the gradient (Kingma and Ba 2015)."""
+    """Adam as first published, with weight decay added to the gradient (Kingma and Ba 2015)."""
 
     name: str = "adam"
 
@@ -135,37 +139,41 @@ class Adam(AdamW):
 class Adafactor(OptimizerConfig):
     """Adam with second moments by rows and columns (Shazeer and Stern 2018, arXiv 1804.04235).
 
-    That of transformers, which is Algorithms 4 and 5 as T5X has them: the learning rate, by default
-    times the tensor's own root mean square; no momentum. torch's is another: it takes no learning
-    rate above one over the root of the number of steps, and it keeps second moments from falling
-    below 1e-14, while a private gradient's are often smaller (noise 0.4, clipping norm 0.001 and a
-    batch of 8,192, as in Ponomareva et al. 2022, give 2e-15).
+    This is the optimizer of Transformers, with Algorithms 4 and 5 as in T5X. By default the
+    learning rate is multiplied by the root mean square of the tensor. There is no momentum. The
+    Adafactor of torch differs in two ways. It limits the learning rate to 1 / sqrt(steps taken). It
+    also keeps second moments above 1e-14, while those of a private gradient are often smaller. For
+    example, noise 0.4, clipping norm 0.001 and a batch of 8,192 give 2e-15 (Ponomareva et al.
+    2022).
 
-    What differs from T5X: of a tensor of three dimensions or more the last two are factored, T5X
-    takes the two largest (T5 has none); weight decay, off by default, is times the tensor's own
-    step size (T5X's is times nothing), and its value is unpublished.
+    There are two differences from T5X. For a tensor with three or more dimensions, the last two are
+    factored; T5X factors the two largest (T5 has no such tensors). Weight decay is off by default
+    and is multiplied by the step size of the tensor. T5X does not multiply weight decay, and its
+    value is unpublished.
     """
 
     works_on_shards: ClassVar[bool] = False
     name: str = "adafactor"
     beta2_decay: Annotated[float, Field(le=0)] = -0.8
-    """Exponent: at step t, second moments keep a share of 1 - t ** beta2_decay."""
+    """Exponent of the second-moment decay: at step t, second moments keep a share of 1 - t **
+    beta2_decay."""
     eps1: NotNegative = 1e-30
-    """Added to squared gradients."""
+    """Constant added to squared gradients."""
     eps2: NotNegative = 1e-3
-    """Least root mean square of a tensor, for one that begins at zero."""
+    """Minimum root mean square of a tensor in the step size, for tensors that start at zero."""
     clip_threshold: Annotated[float, Field(ge=1)] = 1.0
-    """Root mean square above which an update is scaled down; not the clipping of examples."""
+    """Root mean square above which an update is scaled down. This is not the clipping
+    of examples."""
     scale_parameter: bool = True
-    """Whether a tensor moves by the learning rate times its own root mean square."""
+    """Whether the learning rate is multiplied by the root mean square of each tensor."""
     min_dim_size_to_factor: AtLeastOne = 128
-    """Least rows and columns of a matrix whose second moments are kept by rows and columns; those
-    of a smaller one are kept whole. 1: of every matrix, as first published."""
+    """Minimum rows and columns of a matrix for storing second moments by rows and columns. Smaller
+    matrices store them whole. 1 factors every matrix, as first published."""
 
     def make(
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
     ) -> "Optimizer":
-        """Return transformers' Adafactor, which factors what T5X does; weight decay is apart."""
+        """Return Transformers' Adafactor, factored as in T5X, with decoupled weight decay."""
         from dpft.training.adafactor import T5Adafactor
 
         return T5Adafactor(
@@ -182,7 +190,7 @@ class Adafactor(OptimizerConfig):
         )
 
     def state_numbers(self, shape: Sequence[int]) -> int:
-        """Return how many numbers are kept for a parameter: of a large matrix rows and columns."""
+        """Return the number of state elements: rows plus columns for a large matrix."""
         from dpft.training.adafactor import is_factored
 
         if not is_factored(shape, self.min_dim_size_to_factor):
@@ -192,13 +200,13 @@ class Adafactor(OptimizerConfig):
 
 @OPTIMIZERS.register("sgd")
 class SGD(OptimizerConfig):
-    """Gradient descent; on the private gradient DP-SGD (Abadi et al. 2016)."""
+    """Gradient descent; on the private gradient, DP-SGD (Abadi et al. 2016)."""
 
     name: str = "sgd"
     momentum: Fraction = 0.0
-    """Share of the last update that stays; 0: none."""
+    """Share of the last update that is kept; 0 disables momentum."""
     nesterov: bool = False
-    """Look ahead along the momentum."""
+    """Whether to use Nesterov momentum."""
 
     def _check_fields(self) -> None:
         if self.nesterov and not self.momentum:
@@ -211,13 +219,13 @@ class SGD(OptimizerConfig):
 
     @property
     def decay_of_mean(self) -> float:
-        """``momentum``."""
+        """The value of ``momentum``."""
         return self.momentum
 
     def make(
         self, parameters: "Iterable[nn.Parameter]", learning_rate: float, weight_decay: float
     ) -> "Optimizer":
-        """Return ``torch.optim.SGD``; weight decay is a part of the gradient."""
+        """Return ``torch.optim.SGD``, which adds weight decay to the gradient."""
         from torch.optim import SGD as TorchSGD
 
         return TorchSGD(
@@ -229,7 +237,7 @@ class SGD(OptimizerConfig):
         )
 
     def state_numbers(self, shape: Sequence[int]) -> int:
-        """Return how many numbers are kept for a parameter: the momentum, where there is one."""
+        """Return the number of state elements: the momentum, if there is any."""
         return prod(shape) if self.momentum else 0
 
 
@@ -240,21 +248,23 @@ SCHEDULES = {
     "inverse_sqrt": "inverse_sqrt",
     "rsqrt": "constant",
 }
-"""Our names to those of transformers, which rsqrt is not among."""
+"""Our schedule names mapped to those of Transformers, which has no rsqrt."""
 
 
 class SchedulerConfig(Section):
     """The ``scheduler`` section of the configuration."""
 
     name: Literal["constant", "linear", "cosine", "rsqrt", "inverse_sqrt"] = "constant"
-    """constant, linear, cosine, inverse_sqrt or rsqrt; chosen by scheduler=NAME."""
+    """Learning rate schedule: constant, linear, cosine, inverse_sqrt or rsqrt. Set it with
+    scheduler=NAME."""
     warmup_steps: Count = 0
-    """Steps in which the learning rate rises linearly from 0, the first of which moves nothing; for
-    rsqrt those in which it stays as it is, before it falls as one over the root of the step."""
+    """Number of steps in which the learning rate rises linearly from 0; the first of them changes
+    nothing. For rsqrt, number of steps with a constant learning rate, before it falls as 1 /
+    sqrt(step)."""
     timescale: AtLeastOne | None = None
-    """For inverse_sqrt: after warm-up it falls as 1 / sqrt(1 + steps since / timescale).
+    """For inverse_sqrt: after the warm-up, the rate falls as 1 / sqrt(1 + steps since / timescale).
 
-    Null takes the steps of the warm-up, or 10,000 where there is none.
+    null: the number of warm-up steps, or 10,000 without a warm-up.
     """
 
     def _check_fields(self) -> None:
@@ -283,13 +293,13 @@ def make_scheduler(
     steps: int,
     factor: Callable[[int], float] | None = None,
 ) -> "LambdaLR":
-    """Return the learning-rate schedule over ``steps`` steps.
+    """Return the learning rate schedule over ``steps`` steps.
 
     Args:
-        optimizer: Whose learning rate it sets.
-        config: Which schedule.
-        steps: Steps planned.
-        factor: Steps taken (0 before the first) to what the schedule's value is multiplied by.
+        optimizer: The optimizer that the schedule controls.
+        config: Configuration of the schedule.
+        steps: Number of planned steps.
+        factor: Maps the number of steps taken (0 before the first) to a factor for the schedule.
     """
     from torch.optim.lr_scheduler import LambdaLR
     from transformers import get_scheduler
@@ -312,7 +322,7 @@ def make_scheduler(
 
 
 def schedule_factors(config: SchedulerConfig, steps: int) -> list[float]:
-    """Return what the learning rate is multiplied by at each of ``steps`` steps."""
+    """Return the factor for the learning rate at each of ``steps`` steps."""
     from torch import nn, zeros
     from torch.optim import SGD as TorchSGD
 
@@ -328,14 +338,14 @@ def rsqrt(step: int, warmup: int) -> float:
     (1.0, 1.0, 0.5)
 
     Args:
-        step: Counted from 1.
-        warmup: Steps before the learning rate falls; there is no ramp.
+        step: Step number, counted from 1.
+        warmup: Number of steps before the learning rate falls; the rate does not rise from 0.
     """
     return min(1.0, math.sqrt(warmup / step))
 
 
 def learning_rate_of(training_state: "TrainingState", step: int) -> float:
-    """Return the learning rate that step ``step`` (counted from 1) was taken with."""
+    """Return the learning rate of step ``step``, counted from 1."""
     scheduler = training_state.scheduler
     return float(scheduler.base_lrs[0] * scheduler.lr_lambdas[0](step - 1))
 
@@ -343,10 +353,10 @@ def learning_rate_of(training_state: "TrainingState", step: int) -> float:
 def learning_rate_factor(
     phases: Sequence[MethodPhase], learning_rate: float
 ) -> Callable[[int], float] | None:
-    """Return what multiplies ``learning_rate`` at each step (counted from 0); None: nothing does.
+    """Return a factor for ``learning_rate`` at each step (counted from 0), or None if all are 1.
 
     Raises:
-        InputError: A phase has a rate of its own and ``learning_rate`` is 0.
+        InputError: A phase has its own learning rate and ``learning_rate`` is 0.
     """
     given = [phase.learning_rate for phase in phases if phase.learning_rate is not None]
     if not given:
@@ -362,7 +372,7 @@ def learning_rate_factor(
     ends = list(accumulate(phase.steps for phase in phases))
 
     def factor(step: int) -> float:
-        # The schedule is asked once more after the last step.
+        # The schedule is evaluated once more after the last step.
         return rates[min(bisect_right(ends, step), len(rates) - 1)] / learning_rate
 
     return factor

@@ -1,15 +1,17 @@
-"""Write progress.jsonl: one public line for each window of ten steps.
+"""The public progress record ``progress.jsonl``: one line for each window of ten steps.
 
-The file is public, and it is the only record of a run's progress: the terminal and trackers show
-its lines, and the report reads the scores in it. A line holds the steps, how long the steps before
-it took, the learning rate, the upper bound of epsilon, and scores of public splits. It never holds
-a loss, a gradient norm, a clipped share, a drawn size or a seed, and ``privacy.show_diagnostics``
-changes nothing about that. A step's time follows its drawn size, so that lines appear at boundaries
-of ``StepWindows`` only (docs/dev/design.md, rule 7).
+The file is public, and it is the only record of a run's progress. The terminal and trackers show
+its lines, and the report reads the scores in it. A line contains the step, the duration of the
+steps before it, the learning rate, the upper bound of epsilon, and scores of public splits. A line
+never contains a loss, a gradient norm, a clipped fraction, a batch size or a seed.
+``privacy.show_diagnostics`` does not change this. The duration of a step depends on its private
+batch size. Lines therefore appear only at boundaries of ``StepWindows`` (docs/dev/design.md, rule
+7).
 
-A resumed run takes steps again whose lines are in the file. The new lines replace them at the next
-boundary, so that each step has one line. Lines of steps that are still to come stay until then: the
-last step of the file never falls, and trackers are told no step twice.
+A resumed run repeats steps whose lines are already in the file. The new lines replace the old ones
+at the next boundary, so that each step has one line. Lines of steps that the run has not yet
+repeated remain until then. The last step in the file therefore never decreases, and trackers
+receive each step only once.
 """
 
 import logging
@@ -29,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProgressReader(Protocol):
-    """Is told the lines of a session when they become public."""
+    """Interface for objects that receive the lines of a session when they become public."""
 
     def begin(self, step: int) -> None:
         """See ``StepListener``."""
@@ -37,16 +39,16 @@ class ProgressReader(Protocol):
     def show(self, line: ProgressLine, last_step: int, *, again: bool) -> None:
         """Show a line of a run that ends at ``last_step``; must not raise.
 
-        ``again``: an earlier session had a line of this step.
+        ``again`` states whether an earlier session had a line for this step.
         """
 
 
 class ProgressRecord:
-    """Listens to the steps of a session and writes progress.jsonl.
+    """Listener that follows the steps of a session and writes progress.jsonl.
 
-    Between two boundaries, private/progress.jsonl has the lines: those of the checkpoint that the
-    session began with, and scores that no boundary has shown yet. At the next boundary they
-    replace the public ones.
+    Between two boundaries, private/progress.jsonl contains the lines. They are the lines of the
+    checkpoint that the session started from, and scores that are not public yet. At the next
+    boundary they replace the public lines.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class ProgressRecord:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Continue the files of a run's folder; ``clock`` returns seconds.
+        """Continue the files in the folder of a run; ``clock`` returns seconds.
 
         Raises:
             StateError: A file is damaged.
@@ -69,14 +71,14 @@ class ProgressRecord:
         }
         self._is_cut_off = public.exists() and not public.read_bytes().endswith(b"\n")
         self._told = max(self._public, default=0)
-        """The last step that readers were told over all sessions."""
+        """The last step that readers received in any session."""
         self._start = 0
         self._marked_step: int | None = None
-        """The last boundary of this session; durations count from there."""
+        """The last boundary of this session; durations are measured from there."""
         self._marked_time = 0.0
 
     def begin(self, step: int) -> None:
-        """See ``StepListener``; lines of later steps are of weights that are gone."""
+        """See ``StepListener``; lines of later steps describe weights that no longer exist."""
         self._start = step
         self._marked_step, self._marked_time = None, self._clock()
         if any(line_step > step for line_step in self._lines):
@@ -97,13 +99,14 @@ class ProgressRecord:
         *,
         seconds: float = 0.0,
     ) -> None:
-        """Keep scores of a public split in private/ until the next boundary.
+        """Keep the scores of a public split in private/ until the next boundary.
 
         Args:
-            step: Steps that the weights have taken.
-            scores: One for each part of the split.
-            epsilon: Upper bound of what the steps so far have spent; None without privacy.
-            seconds: How long the scoring took; the steps' duration does not include it.
+            step: Number of steps that the weights have taken.
+            scores: Scores of each part of the split.
+            epsilon: Upper bound of the epsilon spent by the steps so far; None for a non-private
+                run.
+            seconds: Duration of the scoring in seconds, which is not part of the steps' duration.
         """
         line = self._lines.get(step, ProgressLine(step=step, epsilon=_finite(epsilon)))
         self._lines[step] = line.replace(evaluations=tuple(scores))
@@ -111,7 +114,7 @@ class ProgressRecord:
         self._write_private()
 
     def after_step(self, public: PublicStep) -> None:
-        """See ``StepListener``; at a boundary the line of the step is written."""
+        """See ``StepListener``; write the line of the step if the step is a boundary."""
         windows = StepWindows(self._start, public.last_step)
         if not windows.shows(public.step):
             return
@@ -131,7 +134,7 @@ class ProgressRecord:
         self.publish(public.last_step)
 
     def publish(self, last_step: int) -> None:
-        """Write all lines into the public file; call it at a time that may be public."""
+        """Write all lines to the public file; call this only at a time that may be public."""
         fresh = [line for step, line in self._lines.items() if self._public.get(step) != line]
         if not fresh:
             return

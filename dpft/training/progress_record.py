@@ -1,4 +1,4 @@
-"""The lines of progress.jsonl, and reading them."""
+"""The lines of progress.jsonl, and functions that read them."""
 
 import json
 from pathlib import Path
@@ -11,30 +11,32 @@ from dpft.evaluation.scores import SplitScores
 from dpft.strict_model import Count, NotNegative, Positive, Versioned, as_json, parse
 
 WINDOW = 10
-"""Fewest steps whose time together may show."""
+"""Minimum number of steps whose total duration may be public."""
 TenOrMore = Annotated[int, Field(ge=WINDOW)]
 
 
 class ProgressLine(Versioned):
-    """What is public of a run after a number of steps."""
+    """Public information about a run after a number of steps."""
 
     step: TenOrMore
-    """Steps that the weights had taken."""
+    """Number of steps that the weights had taken."""
     since: Count | None = None
-    """The step from which the seconds count, at least ten steps before; absent with them."""
+    """The step from which ``seconds`` is measured, at least ten steps earlier; absent if
+    ``seconds`` is absent."""
     seconds: Positive | None = None
-    """How long the steps since then took, without scoring; absent if fewer than ten are known."""
+    """Duration of the steps after ``since`` in seconds, without scoring; absent if fewer than ten
+    steps were measured."""
     learning_rate: NotNegative | None = None
-    """The learning rate of the step."""
+    """Learning rate of the step."""
     epsilon: NotNegative | None = None
-    """Upper bound of what the steps so far had spent; absent without privacy."""
+    """Upper bound of the epsilon spent by the steps so far; absent for a non-private run."""
     evaluations: tuple[SplitScores, ...] | None = None
-    """Scores of a public split, by eval.every_steps or eval.every_epochs, one for each part of
-    it; before and after training the scores are in metrics.json."""
+    """Scores of a public split, for each part of the split, as configured by eval.every_steps or
+    eval.every_epochs. The scores before and after training are in metrics.json."""
 
 
 def read_progress(path: Path) -> list[ProgressLine]:
-    """Return the lines of a progress record; a last line that a crash cut off is left out.
+    """Return the lines of a progress record; skip an incomplete last line after a crash.
 
     Raises:
         StateError: The file is damaged.
@@ -50,5 +52,5 @@ def read_progress(path: Path) -> list[ProgressLine]:
 
 
 def progress_text(line: ProgressLine) -> str:
-    """Return a line as the file has it."""
+    """Return a line as text for the file."""
     return json.dumps(as_json(line), sort_keys=True) + "\n"

@@ -1,9 +1,9 @@
-"""Where training starts: at step 0, or at a checkpoint with the same noise or new noise.
+"""The point at which training starts: step 0, or a checkpoint with the same or new noise.
 
-A resumed run repeats the steps since its last checkpoint. They are in the ledger already. It
-replays them with the same noise, at no further epsilon, if it can be proved that each sum comes out
-as it was. Otherwise it draws new noise, each repeated step is one more ledger line, and the run
-ends at the last step within its budget (docs/dev/design.md, rule 9).
+A resumed run repeats the steps since its last checkpoint, which are already in the ledger. The run
+replays them with the same noise, at no further epsilon, if it can prove that each sum is reproduced
+exactly. Otherwise the run draws new noise, and each repeated step adds a line to the ledger. The
+run then ends at the last step within its budget (docs/dev/design.md, rule 9).
 """
 
 import json
@@ -38,23 +38,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Where all processes begin to take steps; secret, since it holds keys."""
+    """The step and the secrets with which all processes start; secret, because it contains keys."""
 
     done: int
-    """Steps that the weights have taken."""
+    """Number of steps that the weights have taken."""
     last_step: int
-    """The step to end at."""
+    """Number of the last step to take."""
     secrets: Mapping[str, Any]
-    """Keys of the next step, or generator states; ready for JSON."""
+    """Keys of the next step, or generator states, as values for JSON."""
     resumes: bool = False
-    """Whether the checkpoint to begin with exists already."""
+    """Whether the checkpoint to start from already exists."""
     stream: int = 0
-    """Steps that were in the ledger when the current stream of noise began."""
+    """Number of steps in the ledger when the current noise stream began."""
     history: str | None = None
-    """The checkpoint with the noise that the next steps' noise is correlated with; None: the stream
-    begins."""
+    """Path of the checkpoint with the noise that the noise of the next steps is correlated with;
+    None if a new stream begins."""
     loss_scale: Mapping[str, Any] | None = None
-    """State of an adaptive loss scale; None: it starts, or there is none."""
+    """State of an adaptive loss scale; None if the scale starts or is not adaptive."""
 
 
 def ordinary_start(resume_point: ResumePoint | None, *, steps: int) -> Start:
@@ -81,18 +81,18 @@ def open_ledger(
     """Open the ledger and its replay log on rank 0; return them with the start of the steps.
 
     Args:
-        stack: Closes both files.
-        folder: The run's.
-        plan: What the run is bound to.
-        privacy: The configuration; its test seed makes keys predictable.
-        resume_point: Where the run was interrupted; None: it begins.
-        clipper: How each phase's gradients are clipped, for the ledger's first line.
-        environment: What the bits of a step's sum depend on.
-        device: Of the model.
+        stack: Exit stack that closes both files.
+        folder: Folder of the run.
+        plan: The plan that the run is bound to.
+        privacy: The privacy configuration; a noise seed in it makes the keys predictable.
+        resume_point: The point at which the run was interrupted; None for a new run.
+        clipper: How the gradients of each phase are clipped, for the first line of the ledger.
+        environment: All settings that affect the bits of a step's sum.
+        device: Device of the model.
         reseeds: Whether repeated steps get new noise although they could be replayed.
 
     Raises:
-        InputError: The folder has a ledger already, or the configuration was edited.
+        InputError: The folder already has a ledger, or the configuration was edited.
     """
     path, journal_path = folder / LEDGER, private_path(folder, JOURNAL)
     if resume_point is None:
@@ -113,7 +113,8 @@ def open_ledger(
     done = checkpoint.step
     replays = not (obstacle or reseeds)
     if replays:
-        # Of the ledger's steps: more than the weights' if some were repeated before.
+        # The position counts steps of the ledger. It exceeds the number of steps of the weights if
+        # some steps were repeated before.
         position = done if checkpoint.run.ledger is None else checkpoint.run.ledger.position
     else:
         position = ledger.steps
@@ -152,14 +153,14 @@ def open_ledger(
 
 
 def obstacle_to_replay(resume_point: ResumePoint, environment: Mapping[str, Any]) -> str:
-    """Return why repeated steps cannot have the same noise again; empty if they can."""
+    """Return why repeated steps cannot get the same noise again; empty if they can."""
     checkpoint = resume_point.checkpoint
     if checkpoint.run.environment != environment:
-        return "the run goes on in another environment than it broke off in"
+        return "the run is resumed in another environment"
     if not checkpoint.has_keys:
-        return "the secret keys of the checkpoint are gone"
+        return "the checkpoint no longer has its secret keys"
     if not checkpoint.has_history:
-        return "the noise that the checkpoint's steps hang together with is gone"
+        return "the checkpoint no longer has the noise with which later noise is correlated"
     if not checkpoint.read_keys().original:
         return "the folder is a copy of the run's, or was restored, and another may have its keys"
     return ""
@@ -168,13 +169,13 @@ def obstacle_to_replay(resume_point: ResumePoint, environment: Mapping[str, Any]
 def last_step_within_budget(
     plan: PrivacyPlan, done: int, streams_before: Sequence[int], steps_of_stream: int
 ) -> int:
-    """Return the step to end at, so that all noisy steps cost at most what was planned.
+    """Return the step to end at, so that all noisy steps cost at most the planned amount.
 
     Args:
         plan: The plan.
-        done: Steps that the weights have taken.
-        streams_before: Steps of each stream of noise that has ended.
-        steps_of_stream: Steps taken in the current stream.
+        done: Number of steps that the weights have taken.
+        streams_before: Number of steps of each noise stream that has ended.
+        steps_of_stream: Number of steps taken in the current stream.
     """
     mechanism = plan.mechanism
     left = mechanism.compositions((plan.steps,)) - mechanism.compositions(streams_before)
@@ -182,10 +183,10 @@ def last_step_within_budget(
 
 
 def share_start(start: Start | None, training_state: TrainingState, ranks: Ranks) -> Start:
-    """Return rank 0's start on each rank, with its weights and optimizer in place of their own.
+    """Return rank 0's start on each rank, and copy its weights and optimizer state to the others.
 
-    Shards stay as they are: each rank has its own, and their moments. Of a whole model, moments may
-    be missing on all ranks but the first.
+    Shards do not change, because each rank has its own shard and the moments of this shard. If the
+    model is not sharded, the moments may be missing on all ranks except rank 0.
     """
     if ranks.size == 1:
         assert start is not None

@@ -1,7 +1,7 @@
-"""Measure the duration of a training step on synthetic micro-batches.
+"""The duration of a training step, measured on synthetic micro-batches.
 
 A step consists of the passes over its micro-batches, the noise, and the optimizer's update.
-Loading, encoding, evaluation, checkpoints and the exchange between processes are not measured.
+Loading, encoding, evaluation, checkpoints and communication between processes are not measured.
 """
 
 import time
@@ -30,21 +30,21 @@ from dpft.training.training_config import autocast, autocast_dtype
 
 
 class MeasuredTime(StrictModel):
-    """Time of the steps on this machine, measured on synthetic micro-batches in one process."""
+    """Duration of the steps on this machine, measured on synthetic micro-batches in one process."""
 
     seconds_per_step: NotNegative
-    """Of a step."""
+    """Duration of a step in seconds."""
     seconds_total: NotNegative
-    """Of all steps."""
+    """Duration of all steps in seconds."""
     timed_micro_batch: AtLeastOne
-    """Examples of the micro-batch that was timed."""
+    """Number of examples in the timed micro-batch."""
     tokens_per_example: AtLeastOne
-    """Tokens of each example."""
+    """Number of tokens of each example."""
 
 
 SECONDS = 4.0
-"""How long the largest timed micro-batch may take. If the run's own take longer, their time follows
-from the first and the last that were timed."""
+"""Maximum duration of a timed micro-batch in seconds. If the micro-batches of the run take longer,
+their duration is extrapolated from the first and the last timed one."""
 
 
 def measure_step(
@@ -59,22 +59,22 @@ def measure_step(
     layout: Layout = CAUSAL_TEXT,
     precision: str = "fp32",
 ) -> MeasuredTime:
-    """Measure the time of a step and multiply it by the number of steps.
+    """Measure the duration of a step and multiply it by the number of steps.
 
-    The first micro-batches, on which the clipper runs checks, are not timed. Each timed one
-    has twice the examples of the one before, up to ``micro_batch_size`` or ``SECONDS``.
+    The first micro-batches, on which the clipper runs checks, are not timed. Each timed micro-batch
+    has twice as many examples as the previous one, up to ``micro_batch_size`` or ``SECONDS``.
 
     Args:
-        model: Prepared for training, on its device. Its weights change.
-        length: Tokens of each example.
-        micro_batch_size: Most examples of a micro-batch.
-        expected_batch_size: Examples of a step.
+        model: Model that is prepared for training, on its device. Its weights change.
+        length: Number of tokens of each example.
+        micro_batch_size: Maximum number of examples in a micro-batch.
+        expected_batch_size: Number of examples in a step.
         steps: Number of steps.
-        clipped: The plan, the clipping norm of whose first phase is used, and how the gradients are
-            clipped. None for ordinary gradients, which get no noise.
+        clipped: The plan, which provides the clipping norm of its first phase, and the clipping
+            options. None for ordinary gradients without noise.
         optimizer: The optimizer of the run.
-        layout: How rows are laid out in a batch.
-        precision: As in training.
+        layout: Layout of the rows in a batch.
+        precision: Precision as in training.
     """
     size = min(micro_batch_size, expected_batch_size)
     device = next(model.parameters()).device
@@ -89,7 +89,7 @@ def measure_step(
         losses.sum().backward()
 
     def micro_batch(accumulate: Callable[[Batch], object]) -> tuple[int, float]:
-        """Return the examples of the largest timed micro-batch, and the seconds of a whole one."""
+        """Return the rows of the largest timed micro-batch, and the seconds of a full one."""
         accumulate(batch_of(1))
         rows, seconds = 1, _timed(partial(accumulate, batch_of(1)))
         first, per_example = seconds, seconds
@@ -114,7 +114,7 @@ def measure_step(
             def add_clipped(batch: Batch) -> None:
                 clipper.accumulate(batch, batch.rows_per_unit)
 
-            for _ in range(CHECKED_MICRO_BATCHES):  # which are not timed
+            for _ in range(CHECKED_MICRO_BATCHES):  # These are not timed.
                 add_clipped(batch_of(min(2, size)))
             rows, per_batch = micro_batch(add_clipped)
         noise = make_randomness(device).noise
@@ -134,7 +134,7 @@ def measure_step(
 
 
 def _timed(work: Callable[[], object]) -> float:
-    """Return the seconds of the second of two runs; the first one warms up."""
+    """Return the seconds of the second of two calls; the first call warms up."""
     work()
     _wait()
     start = time.monotonic()

@@ -1,7 +1,7 @@
-"""Make batches of synthetic records, to run a model before it sees real records.
+"""Batches of synthetic records, on which a model runs before it sees real records.
 
-Their contents, labels and lengths are random but the same in every run, and follow from public
-configuration only.
+Contents, labels and lengths are random but identical in every run. They depend only on public
+configuration.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from dpft.data.batches import Batch, Layout, TextLayout, collated_units
 CAUSAL_TEXT = TextLayout()
 SHORT_LENGTH = 7
 LONG_LENGTH = 64
-"""Length of the longest record of a self-check, if ``max_length`` allows it and padding does not
-require more. A self-check holds the logits of 4 such records."""
+"""Length in tokens of the longest record of a self-check, if ``max_length`` allows this length and
+padding requires no more. A self-check holds the logits of 4 such records in memory."""
 SHUFFLED = (2, 0, 3, 1)
-"""Order of the rows, which ``Layout.synthetic`` returns from the longest to the shortest. A model
-that sorts its rows by length would leave sorted rows in their places."""
+"""Order of the rows, which ``Layout.synthetic`` returns from the longest to the shortest. The order
+is shuffled because a model that sorts its rows by length would leave sorted rows in place."""
 
 
 def synthetic_batch(
@@ -27,10 +27,10 @@ def synthetic_batch(
     """Return a batch of synthetic records on the model's device.
 
     Args:
-        model: The model, whose vocabulary the records have.
+        model: The model, which determines the vocabulary of the records.
         count: Number of records.
         longest: Length of the longest record.
-        layout: How rows lie in a batch.
+        layout: Layout of the rows in a batch.
         ragged: Whether the records differ in length.
     """
     rows = layout.synthetic(model, count, longest, ragged=ragged)
@@ -44,10 +44,10 @@ class SelfCheckBatches:
     batches: Sequence[Batch]
     """Batches of 4 rows."""
     alone: Sequence[Sequence[Batch]]
-    """The privacy units of each of ``batches``, each collated separately and padded no further than
-    its longest row."""
+    """The privacy units of each batch in ``batches``. Each unit is collated separately and padded
+    only to its longest row."""
     rows_per_unit: int
-    """Rows of each privacy unit of ``batches``."""
+    """Number of rows of each privacy unit in ``batches``."""
 
 
 def self_check_batches(
@@ -55,12 +55,12 @@ def self_check_batches(
 ) -> SelfCheckBatches:
     """Return ragged batches of two padded lengths, on the model's device.
 
-    There is one batch if the layout cannot pad to a second length: of images, for example.
+    There is only one batch if the layout cannot pad to a second length, for example for images.
 
     Args:
         model: The model, on its device.
         max_length: Length of the longest training record.
-        layout: How rows lie in a batch.
+        layout: Layout of the rows in a batch.
         has_units: Whether a privacy unit can have several records. If so, the 4 rows are a unit of
             two records and a unit of one record with a filler row.
     """

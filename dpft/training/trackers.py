@@ -1,8 +1,8 @@
 """The trackers TensorBoard and Weights & Biases.
 
-``tracking=tensorboard`` writes event files in the run's own folder; ``tracking=wandb`` tells
-Weights & Biases nothing but what is written to it. ``dpft.training.progress`` decides which numbers
-trackers are told, and when.
+``tracking=tensorboard`` writes event files to the run's folder. ``tracking=wandb`` sends only the
+written values to Weights & Biases. ``dpft.training.progress`` decides which values trackers
+receive, and when.
 """
 
 import importlib
@@ -30,75 +30,75 @@ if TYPE_CHECKING:
 
 
 class Tracker(Protocol):
-    """An open tracker; any of its methods may fail, and then it is left alone."""
+    """Interface of an open tracker; if a method fails, the run continues without the tracker."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a point to curves.
+        """Add a point to each curve.
 
         Args:
-            step: Steps taken; above that of the last point.
-            values: Tag to value.
+            step: Number of steps taken; larger than that of the last point.
+            values: Value by tag.
         """
 
     def conclude(self, step: int, values: Mapping[str, float]) -> None:
-        """Add what is known once training has ended; arguments as of ``write``."""
+        """Add the final values after training has ended; see ``write`` for the arguments."""
 
     def close(self, *, failed: bool) -> None:
-        """End the session, after which the run may go on in another one."""
+        """End the session; the run may resume in another session."""
 
 
 class TrackingConfig(Section, ABC):
-    """Base of every choice of a tracker, ``conf/tracking/<name>.yaml``."""
+    """Base class of tracker configurations, ``conf/tracking/<name>.yaml``."""
 
     name: str
-    """Which tracker; chosen by tracking=NAME."""
+    """Name of the tracker, set with tracking=NAME."""
 
 
 TRACKING: Registry[type[TrackingConfig]] = Registry("dpft.training.trackers", key="tracking")
-"""Every choice of ``tracking=<name>``; a module of this package registers its configuration."""
+"""Registry of the choices for ``tracking=<name>``; this module registers their configurations."""
 
 
 @TRACKING.register("none")
 class NoTracking(TrackingConfig):
-    """The run's folder is all that a run leaves."""
+    """The choice without a tracker: a run writes only to its folder."""
 
     name: str = "none"
 
 
 class TrackerConfig(TrackingConfig):
-    """Base of the choices that do track; their fields are their configuration."""
+    """Base class of the choices with a tracker; their fields are their configuration."""
 
     every: Annotated[int, Field(ge=WINDOW)] = WINDOW
-    """Steps between two points, rounded up to whole tens; at least ten, since a step's own time
-    follows its batch's size."""
+    """Number of steps between two points, rounded up to a multiple of ten. The minimum is ten,
+    because the duration of a single step depends on its private batch size."""
 
     @abstractmethod
     def check(self) -> None:
-        """Reject a tracker that cannot be opened here, before anything is read or written.
+        """Reject a tracker that cannot be opened, before anything is read or written.
 
         Raises:
-            InputError: A package is missing, or who is to track is not known.
+            InputError: A package is missing, or no user is logged in.
         """
 
     @abstractmethod
     def open(self, folder: Path, public: Mapping[str, Any]) -> Tracker:
-        """Return the tracker, ready to be written to.
+        """Return the opened tracker.
 
         Args:
-            folder: The tracker's own folder in the run's; it exists, and is empty unless an earlier
-                session of the run wrote there.
-            public: The run's public configuration, ready for JSON.
+            folder: The tracker's folder in the run's folder. It exists, and is empty unless an
+                earlier session of the run wrote there.
+            public: The public configuration of the run, as values for JSON.
 
         Raises:
-            InputError: It cannot be reached, or refuses the run.
+            InputError: The tracker cannot be reached or rejects the run.
         """
 
 
 def require_package(module: str, tracking: str) -> None:
-    """Reject a tracker whose package is not installed.
+    """Reject a tracker if its package is not installed.
 
     Args:
-        module: Imported here: one that is installed but broken counts as missing.
+        module: Name of the module to import; an installed but broken module counts as missing.
         tracking: Name of the tracker.
 
     Raises:
@@ -127,10 +127,11 @@ class TensorBoard(TrackerConfig):
         require_package("tensorboard", self.name)
 
     def open(self, folder: Path, public: Mapping[str, Any]) -> "EventFile":
-        """Return a new event file; TensorBoard reads all those of a folder as one run.
+        """Return a new event file; TensorBoard reads all event files of a folder as one run.
 
-        That of a session that goes on is begun with its first point: when the session began, near
-        which its first steps were taken, is not told (docs/dev/design.md, rule 7).
+        The event file of a resumed session starts with its first point. Otherwise the file would
+        reveal when the session began, which is close to the time of its first steps
+        (docs/dev/design.md, rule 7).
         """
         file = EventFile(folder)
         if not any(folder.iterdir()):
@@ -140,15 +141,15 @@ class TensorBoard(TrackerConfig):
 
 
 class EventFile:
-    """One session's events."""
+    """The events of one session."""
 
     def __init__(self, folder: Path) -> None:
-        """Write to a new file in ``folder``, which exists."""
+        """Prepare to write to a new file in ``folder``, which exists."""
         self._folder = folder
         self._file: RecordWriter | None = None
 
     def begin(self) -> None:
-        """Begins the file, where that is not done."""
+        """Create the file, if it does not exist."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -167,7 +168,7 @@ class EventFile:
 
         self.begin()
         for tag, value in values.items():
-            # float32, the default, would round an upper bound down as often as up
+            # float32, the default, could round an upper bound of epsilon down.
             summary = scalar(tag, value, new_style=True, double_precision=True)
             self._put(Event(wall_time=time.time(), step=step, summary=summary))
 
@@ -176,11 +177,11 @@ class EventFile:
         self.write(step, values)
 
     def write_text(self, tag: str, content: str) -> None:
-        """Add a text, shown as it is."""
+        """Add a text, which is shown verbatim."""
         from tensorboard.compat.proto.event_pb2 import Event
         from torch.utils.tensorboard.summary import text
 
-        lines = "".join(f"    {line}\n" for line in content.splitlines())  # Markdown's for code
+        lines = "".join(f"    {line}\n" for line in content.splitlines())  # a Markdown code block
         summary = text(tag, lines)
         self._put(Event(wall_time=time.time(), step=0, summary=summary))
 
@@ -196,7 +197,7 @@ class EventFile:
 
 
 FINISH_SECONDS = 60
-"""What the upload of the last points may take before the run goes on without it."""
+"""Maximum seconds for uploading the last points, before the run continues without the upload."""
 
 
 @TRACKING.register("wandb")
@@ -205,16 +206,16 @@ class WeightsAndBiases(TrackerConfig):
 
     name: str = "wandb"
     project: str = "dpft"
-    """The project of wandb that the run is shown in."""
+    """Project at wandb that contains the run."""
     entity: str | None = None
-    """User or team; null: that of whoever is logged in."""
+    """User or team at wandb; null uses the default of the account that is logged in."""
     run_name: str | None = None
-    """Null: wandb makes one up."""
+    """Name of the run at wandb; null lets wandb choose a name."""
     mode: Literal["online", "offline"] = "online"
-    """online; or offline, into the run's folder alone, for ``wandb sync``."""
+    """online sends values to wandb; offline writes only to the run's folder, for ``wandb sync``."""
 
     def check(self) -> None:
-        """See ``TrackerConfig``; asks nobody for a key and no server whether it is valid."""
+        """See ``TrackerConfig``; do not prompt for a key, and do not ask a server to check it."""
         with _no_reports():
             require_package("wandb", self.name)
             if self.mode == "online" and not _is_logged_in():
@@ -227,7 +228,7 @@ class WeightsAndBiases(TrackerConfig):
                 )
 
     def open(self, folder: Path, public: Mapping[str, Any]) -> "WandbRun":
-        """Return the run at wandb, or with its id the one that an earlier session began."""
+        """Return a new run at wandb, or the run of an earlier session with the same id."""
         with _no_reports():
             import wandb
 
@@ -241,7 +242,7 @@ class WeightsAndBiases(TrackerConfig):
                     value="wandb",
                     hint="tracking.mode=offline",
                 ) from error
-        # They name folders of this machine, and nothing needs them.
+        # The logs contain paths of this machine, and nothing uses them.
         shutil.rmtree(Path(run.dir).parent / "logs", ignore_errors=True)
         return WandbRun(run)
 
@@ -284,7 +285,7 @@ class WandbRun:
     """An open run at wandb."""
 
     def __init__(self, run: "wandb.Run") -> None:
-        """Write to ``run``."""
+        """Store ``run``, which receives the values."""
         self._run = run
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -292,11 +293,11 @@ class WandbRun:
         self._run.log(dict(values), step=step, commit=True)
 
     def conclude(self, step: int, values: Mapping[str, float]) -> None:
-        """See ``Tracker``; they stand in the run's summary, and in no curve."""
+        """See ``Tracker``; the values go to the run's summary, not to curves."""
         self._run.summary.update(dict(values))
 
     def close(self, *, failed: bool) -> None:
-        """See ``Tracker``; waits for the upload, not for long; no process of its own stays."""
+        """See ``Tracker``; wait a limited time for the upload, and stop the process of wandb."""
         import wandb
 
         try:
@@ -319,7 +320,10 @@ def _is_logged_in() -> bool:
 
 @contextmanager
 def _no_reports() -> Iterator[None]:
-    """Keep wandb from reporting its own errors to its makers; it asks the environment once."""
+    """Keep wandb from reporting its own errors to its developers.
+
+    wandb reads the environment variable only once, so the variable is set for the whole block.
+    """
     name = "WANDB_ERROR_REPORTING"
     before = os.environ.get(name)
     os.environ[name] = "false"

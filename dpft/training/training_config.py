@@ -1,13 +1,15 @@
 """The configuration section ``train``: epochs, batch size, learning rate, precision, threads.
 
-``train.precision`` is what the model computes in, by autocast over float32 parameters: norms, clip
-factors, sums and the optimizer's state are float32 whatever it says; noise is float64. Half
-precision has a limit (docs/dev/design.md, rule 2): a longer record pads the others of its
-micro-batch, whose losses then round otherwise. In bf16 on a CPU the others' sum was measured to
-move by up to 2.6e-3 * privacy.max_grad_norm, and the whole sum by up to 1.0001 times it; in fp32
-the clip factors leave room for what rounding does (``CompensatedSums``). What counts for epsilon is
-the whole sum, and the excess is measured on small models, not bounded by proof: the report says so
-beside the precision.
+``train.precision`` is the precision of the model's computations, by autocast over float32
+parameters. Norms, clip factors, sums and the optimizer state are always float32, and noise is
+always float64.
+
+Half precision has a limitation (docs/dev/design.md, rule 2). A longer record pads the other records
+of its micro-batch, so the rounding of their losses changes. In bf16 on a CPU, the sum of the other
+records changed by up to 2.6e-3 * privacy.max_grad_norm in our measurements. The whole sum changed
+by up to 1.0001 times privacy.max_grad_norm. In fp32, the clip factors reserve a margin for rounding
+(``CompensatedSums``). Epsilon depends on the whole sum. The excess was measured on small models and
+is not bounded by a proof. The report states this next to the precision.
 """
 
 import logging
@@ -29,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def autocast_dtype(precision: str) -> "torch.dtype | None":
-    """Return the type that autocast computes in; None if there is no autocast."""
+    """Return the dtype that autocast computes in, or None without autocast."""
     import torch
 
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
@@ -43,7 +45,7 @@ def autocast(precision: str, device: "torch.device") -> AbstractContextManager[o
 
 
 def warn_if_slow(precision: str, device: "torch.device") -> None:
-    """Warn of float16 on a CPU, which is for tests."""
+    """Warn about float16 on a CPU, which is only meant for tests."""
     if precision == "fp16" and device.type == "cpu":
         logger.warning(
             "train.precision=fp16 is some 40 times slower than fp32 on a CPU; "
@@ -53,37 +55,40 @@ def warn_if_slow(precision: str, device: "torch.device") -> None:
 
 LARGEST_DEFAULT_BATCH = 1024
 DEFAULT_BATCHES = 4
-"""Batches that few examples make where no batch size is configured."""
+"""Minimum number of expected batches per epoch if no batch size is configured."""
 FEW_EXAMPLES = 5_000
-"""Up to so many, half of a user's own records are drawn in a step: noise is spread over more of
-them, and of the fewer steps each has less."""
+"""Maximum number of examples for which a step draws half of a user's records by default. The noise
+is then spread over more records, and the fewer steps each need less noise."""
 OWN_EPOCHS = 10
 OWN_LEARNING_RATES = {"linear_probe": 5e-2}
-"""By method. A head alone has few parameters, and so little noise beside its signal."""
+"""Default learning rates by method. A new head has few parameters, so its signal is large compared
+with the noise."""
 SMALL_LEARNING_RATE, LARGE_LEARNING_RATE = 2e-3, 1e-2
-"""Of a method that trains the model's own weights, and of one that adds or chooses a few."""
+"""Default learning rates of methods that train the weights of the model, and of methods that add or
+select a few weights."""
 OF_ALL_WEIGHTS = frozenset(("full", "retrain", "top2", "two_phase", "rgp"))
 AUTO = "auto"
 HALF_BUCKET, BUCKET = 16, 8
-"""Tokens that an accelerator's matrix units take at a time, in half precision and in float32."""
+"""Number of tokens that the matrix units of an accelerator process together, in half precision and
+in float32."""
 MOST_THREADS = 1024
-"""Torch starts as many as it is told to, until the memory is gone."""
+"""Maximum number of threads. Torch starts as many threads as requested, even if memory runs out."""
 
 
 class DeviceConfig(Section):
-    """Where a command computes."""
+    """The device and the threads of a command."""
 
     device: Literal["auto", "cpu", "accelerator", "cuda", "xpu", "mps"] = "auto"
-    """cpu; accelerator, or a kind of one, such as cuda; or auto, which takes an accelerator where
-    there is one."""
+    """Device to compute on: cpu; accelerator, or a type of accelerator such as cuda; or auto, which
+    uses an accelerator if there is one."""
     num_threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None
-    """CPU threads; null leaves torch's choice."""
+    """Number of CPU threads; null uses torch's default."""
 
     def prepare(self) -> "torch.device":
         """Set the number of threads and return the device to compute on.
 
         Raises:
-            InputError: A kind of accelerator is asked for and there is none.
+            InputError: The configured type of accelerator is not available.
         """
         import torch
 
@@ -109,46 +114,52 @@ class TrainingConfig(DeviceConfig):
     """The ``train`` section of the configuration."""
 
     expected_batch_size: AtLeastOne | None = Field(default=None, examples=[64])
-    """Sample rate times the public number of examples, and the divisor of every gradient; null
-    takes 1024, or a quarter of that number where it is less."""
+    """Expected number of examples per step; null: 1024, or a quarter of the examples if that is
+    less. For your data with up to 5,000 examples, null uses half of them, but at most 1024. The
+    value is the sample rate times the public number of examples, and every gradient is divided by
+    it."""
     transfer_sample_rate_from: str | None = None
-    """A task that expected_batch_size is meant for; this one then gets the batch size of the same
-    sample rate (Li et al. 2022, Appendix L). Null: expected_batch_size as it stands."""
+    """Task that expected_batch_size was chosen for; this task then uses the batch size with the
+    same sample rate. See Li et al. 2022, Appendix L. null: use expected_batch_size unchanged."""
     micro_batch_size: AtLeastOne | Literal["auto"] = 32
-    """Most examples in memory at once; changes speed and memory, never the gradient. auto takes
-    the most records of task.max_length that the device's memory holds by dpft plan's estimate,
-    never by the records; it is fixed when the run begins."""
+    """Maximum number of examples in memory at once; affects speed and memory, never the gradient.
+    auto: the largest number of records of task.max_length that fits into memory according to dpft
+    plan. This number does not depend on the records and is fixed when the run begins."""
     micro_batch_tokens: AtLeastOne | None = None
-    """Most tokens in memory at once, records times the padded length of the longest, beside
-    micro_batch_size: a micro-batch ends where either is reached, so raise micro_batch_size to let
-    short records fill it. Changes speed and memory, never the gradient. Null: no limit."""
+    """Maximum number of tokens in memory at once; affects speed and memory, never the gradient. The
+    number of tokens is the records times the padded length of the longest record. A micro-batch
+    ends when this limit or micro_batch_size is reached, so increase micro_batch_size to fill it
+    with short records. null: no limit."""
     pad_to_multiple_of: AtLeastOne | None = None
-    """Micro-batches are padded to a length that is a multiple of it, at most task.max_length;
-    changes speed, never the gradient. Null: 1 on a CPU; on an accelerator 8, or 16 in half
-    precision."""
+    """Micro-batches are padded to a multiple of this length; affects speed, never the gradient. The
+    padded length is at most task.max_length. null: 1 on a CPU, and on an accelerator 8, or 16 in
+    half precision."""
     epochs: Positive | None = 10
-    """Passes over the data in expectation; sets the number of steps where steps is null. Null takes
-    10."""
+    """Expected number of passes over the data. Sets the number of steps if steps is null.
+    null: 10."""
     steps: AtLeastOne | None = Field(default=None, examples=[100])
-    """Noisy steps; where given, replaces epochs."""
+    """Number of noisy steps; overrides epochs."""
     learning_rate: NotNegative | None = 2e-3
-    """Learning rate, that of the schedule's full height; null takes one for the method."""
+    """Peak learning rate of the schedule; null uses a default that depends on the method."""
     weight_decay: NotNegative = 0.0
-    """Weight decay of the optimizer; reads no record."""
+    """Weight decay of the optimizer; it does not depend on any record."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the initialization of new weights; sampling, noise and dropout do not use it."""
+    """Seed for the initialization of new weights. Sampling, noise and dropout of private runs do
+    not use it."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """What the model computes in, over float32 parameters: fp32, bf16 or fp16."""
+    """Precision of the model's computations, with float32 parameters: fp32, bf16 or fp16."""
     loss_scale: float = 1024.0
-    """For fp16: the backward pass runs on losses times this, and its results are divided by it in
-    float32, so that small gradients survive. Public; never adapted to what a record overflows."""
+    """For fp16: the factor for losses in the backward pass, so that small gradients do not
+    underflow. The results are divided by this value in float32. The value is public and never
+    adapts to records that overflow."""
     adaptive_loss_scale: bool = False
-    """For fp16 with privacy, the whole model in each process: loss_scale is where the scale starts,
-    and noisy gradients, which epsilon covers, move it where they say that fewer are lost."""
+    """For fp16 with privacy and an unsharded model: start at loss_scale and adapt the scale. The
+    scale depends only on noisy gradients, which epsilon covers, and changes if they show that fewer
+    examples are lost."""
     checkpoint_every: AtLeastOne | None = None
-    """Steps between checkpoints; null means one at the start and one at the end."""
+    """Number of steps between checkpoints; null saves only one at the start and one at the end."""
     keep: AtLeastOne = 1
-    """Checkpoints kept, the newest."""
+    """Number of checkpoints to keep; the newest are kept."""
 
     def _check_fields(self) -> None:
         check_loss_scale(self.loss_scale)
@@ -161,14 +172,14 @@ class TrainingConfig(DeviceConfig):
             )
 
     def for_own_data(self, num_examples: int, *, method: str, is_user_data: bool) -> Self:
-        """Return it with the values that null stands for, chosen by a public number of examples.
+        """Return a copy with defaults instead of null, chosen by a public number of examples.
 
         Args:
-            num_examples: The number that counts as public.
-            method: What trains.
-            is_user_data: Whether the records are a user's own, for whose number no recipe is
-                published: of up to 5,000, a batch is half of them. Of others, and of more, it stays
-                null.
+            num_examples: The number of examples that counts as public.
+            method: Name of the training method.
+            is_user_data: Whether the records are the user's data, without a published recipe for
+                their number. If so, and if there are at most 5,000 examples, a batch is half of
+                them. Otherwise the batch size remains null.
         """
         batch = self.expected_batch_size
         if batch is None and is_user_data and num_examples <= FEW_EXAMPLES:
@@ -183,20 +194,20 @@ class TrainingConfig(DeviceConfig):
 
     @property
     def peak_learning_rate(self) -> float:
-        """The learning rate, once ``for_own_data`` has chosen one where none is given."""
+        """The learning rate, after ``for_own_data`` has chosen a default if necessary."""
         if self.learning_rate is None:
             raise RuntimeError("peak_learning_rate must follow for_own_data.")
         return self.learning_rate
 
     @property
     def most_rows(self) -> int:
-        """Most examples of a micro-batch; ``auto`` must have been resolved."""
+        """Maximum number of examples in a micro-batch; ``auto`` must have been resolved."""
         if not isinstance(self.micro_batch_size, int):
             raise RuntimeError("most_rows must follow with_micro_batch_size.")
         return self.micro_batch_size
 
     def bucket(self, device: "torch.device") -> int:
-        """Return what the lengths of micro-batches are multiples of on a device."""
+        """Return the number that padded micro-batch lengths are multiples of on a device."""
         if self.pad_to_multiple_of is not None:
             return self.pad_to_multiple_of
         if device.type == "cpu":
@@ -205,27 +216,27 @@ class TrainingConfig(DeviceConfig):
 
     @property
     def backward_scale(self) -> float:
-        """What losses are multiplied by before the backward pass; 1 but for fp16."""
+        """The factor for losses before the backward pass; 1 except with fp16."""
         return self.loss_scale if self.precision == "fp16" else 1.0
 
     @property
     def autocast_dtype(self) -> "torch.dtype | None":
-        """Type that autocast computes losses in; None if there is no autocast."""
+        """The dtype that autocast computes losses in; None without autocast."""
         return autocast_dtype(self.precision)
 
     def batch_size(self, num_examples: int, *, of: str = "examples") -> int:
         """Return the expected batch size for a public number of examples.
 
-        Where none is configured it is the published 1024 (Li et al. 2022, Appendix H), or less for
-        few examples: at a sample rate of at most a quarter subsampling still lowers epsilon, and an
-        epoch has four steps at least.
+        The default is the published 1024 (Li et al. 2022, Appendix H), or fewer for few examples.
+        With a sample rate of at most a quarter, subsampling still lowers epsilon, and an epoch has
+        at least four steps.
 
         Args:
-            num_examples: The number that counts as public.
-            of: What it is a number of.
+            num_examples: The number of examples that counts as public.
+            of: Name of the counted items.
 
         Raises:
-            InputError: More are expected in a batch than there are.
+            InputError: The expected batch size exceeds the number of examples.
         """
         if self.expected_batch_size is None:
             return default_batch_size(num_examples)
@@ -251,7 +262,7 @@ class TrainingConfig(DeviceConfig):
 
 
 def default_batch_size(num_examples: int) -> int:
-    """Return the expected batch size where none is configured: 1024, or a quarter if that is less.
+    """Return the default expected batch size: 1024, or a quarter of the examples if that is less.
 
     >>> [default_batch_size(number) for number in (42_061, 365, 3)]
     [1024, 91, 1]

@@ -1,8 +1,8 @@
 """The training run as an object: its folder, processes and ledger, and its actions at each step.
 
-A checkpoint of step 0 is complete before the ledger's first line. At the end come the last step,
-the last checkpoint, the model, the ledger's closing line, and then the secret keys are deleted
-(docs/dev/design.md, rule 4).
+The checkpoint of step 0 is complete before the first line of the ledger is written. After the last
+step, the run writes the last checkpoint, the model and the closing line of the ledger, in this
+order. Then it deletes the secret keys (docs/dev/design.md, rule 4).
 """
 
 import hashlib
@@ -71,46 +71,47 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class TrainingRun:
-    """Where the steps of a run are taken and written down, with or without privacy.
+    """The run that takes and records steps, with or without privacy.
 
-    Each process has one. Files are written by rank 0, except shards of checkpoints.
+    Each process has one instance. Rank 0 writes the files, except the shards of checkpoints.
 
     Raises:
-        ValueError: ``training_set.share`` is not this rank's, so that two ranks, or none, would add
-            a record.
+        ValueError: ``training_set.share`` does not match this rank, so a record would be added by
+            several ranks or by no rank.
     """
 
     folder: Path
-    """Rank 0 has made it."""
+    """Folder of the run, which rank 0 has created."""
     plan: StepsPlan
-    """What the run is bound to: a ``PrivacyPlan``; of a run without noise a ``ClippingPlan`` if it
-    clips."""
+    """The plan that the run is bound to: a ``PrivacyPlan``; or a ``ClippingPlan`` for a run that
+    clips but adds no noise."""
     model: nn.Module
-    """Prepared by ``method``."""
+    """The model, prepared by ``method``."""
     method: Method
     phases: Sequence[MethodPhase]
-    """The method's."""
+    """The phases of the method."""
     training_set: TrainingSet
     settings: TrainingConfig
     optimizer: OptimizerConfig
     scheduler: SchedulerConfig
     privacy: Privacy
-    """The configuration, for clipping options and the rules of resuming."""
+    """The privacy configuration, with clipping options and rules for resuming."""
     choices: Sequence[ClippingChoice] = ()
     """Results of the clipper's self-check, one per phase; public."""
     ranks: Ranks = ALONE
     shards: ShardedModel | None = None
-    """``model``, if each process has only a shard of it."""
+    """The sharded ``model``, if each process has only a shard of it."""
     resume_point: ResumePoint | None = None
-    """Where the run was interrupted; None: it begins, or this is not rank 0."""
+    """The point at which the run was interrupted; None for a new run, or on a rank other than 0."""
     digests_at_start: Mapping[str, str] | None = None
-    """Digests of the model's state before it ran on any record, on rank 0; None: it has not run."""
+    """Digests of the model's state before it ran on any record, on rank 0; None if it has
+    not run."""
     epsilon_so_far: EpsilonSoFar | None = None
-    """What a number of steps has spent, for progress; None: it is not shown."""
+    """Computes the epsilon spent by a number of steps, for progress; None if it is not shown."""
     listeners: list[StepListener] = field(default_factory=list)
-    """Receive public quantities of each step; none on all ranks but the first."""
+    """Listeners that receive public values of each step; empty on all ranks except rank 0."""
     evaluation: StepEvaluation | None = None
-    """Scores the model between steps; None: only before and after them."""
+    """Scores the model between steps; None to score it only before and after training."""
     _reseeds: bool = field(default=False, init=False)
     _first_step: int = field(default=1, init=False)
     _stream: int = field(default=0, init=False)
@@ -129,7 +130,7 @@ class TrainingRun:
         """Return the state before the first step.
 
         Raises:
-            InputError: The optimizer cannot work on shards.
+            InputError: The optimizer does not support sharded parameters.
         """
         if self.shards is not None:
             check_works_on_shards(self.optimizer)
@@ -147,11 +148,11 @@ class TrainingRun:
         )
 
     def restore(self, state: TrainingState) -> None:
-        """Restore the checkpoint of a resumed run: rank 0 a whole model, each rank its shards.
+        """Restore the checkpoint of a resumed run, on rank 0 or, if sharded, on every rank.
 
         Raises:
-            StateError: The checkpoint is of another model.
-            SaidElsewhere: Another process cannot read its part, and rank 0 reports it.
+            StateError: The checkpoint belongs to another model.
+            SaidElsewhere: Another process cannot read its part, and rank 0 reports the error.
         """
         path = None
         if self.resume_point is not None:
@@ -165,7 +166,7 @@ class TrainingRun:
             restore_checkpoint(Path(path), state, shards=self.shards)
 
     def restore_end(self, state: TrainingState) -> None:
-        """Restore a run that took its last step, and delete what is left of its keys."""
+        """Restore a run that has taken its last step, and delete its remaining secret keys."""
         self.restore(state)
         ended = Start(done=self.plan.steps, last_step=self.plan.steps, secrets={})
         share_start(ended, state, self.ranks)
@@ -173,15 +174,16 @@ class TrainingRun:
 
     @contextmanager
     def steps(self, state: TrainingState) -> Iterator[StepEngine]:
-        """Open what the steps are written to, and give the engine of those that are left.
+        """Open the ledger and the diagnostics, and yield the engine of the remaining steps.
 
         Args:
-            state: The initial one; that of the checkpoint is restored if the run is resumed.
+            state: The initial state; for a resumed run, the state of the checkpoint is restored
+                into it.
 
         Raises:
             InputError: The folder has a ledger and the run is not resumed.
-            RunError: What no step changes is not what it was.
-            StateError: The checkpoint is of another model.
+            RunError: A value that no step updates has changed.
+            StateError: The checkpoint belongs to another model.
         """
         ranks = self.ranks
         with ExitStack() as stack:
@@ -191,7 +193,7 @@ class TrainingRun:
             start = share_start(start, state, ranks)
             engine = self._engine(state, start)
             resumes, self._first_step, self._stream = start.resumes, start.done + 1, start.stream
-            del start  # It holds the keys of the first step.
+            del start  # It contains the keys of the first step.
             if ranks.is_rank_0:
                 diagnostics = self._opened_diagnostics(resumes=resumes)
                 self._diagnostics = stack.enter_context(closing(diagnostics))
@@ -206,10 +208,11 @@ class TrainingRun:
             yield engine
 
     def reseed_after(self, error: DpftError) -> None:
-        """Prepare to repeat steps with new noise, because a replayed one was not what it was.
+        """Prepare to repeat steps with new noise, because a replayed step was not reproduced.
 
         Args:
-            error: What ``steps`` ended with; any other error, or a second one, is raised again.
+            error: The error that ended ``steps``. Any other error, or a second failed replay, is
+                raised again.
         """
         if self._reseeds or not is_failed_replay(error):
             raise error
@@ -220,21 +223,21 @@ class TrainingRun:
     def after_step(
         self, state: TrainingState, engine: StepEngine, statistics: StepStatistics
     ) -> None:
-        """Write down a step whose weights have moved, and save a checkpoint if one is due.
+        """Record a step after the weight update, and save a checkpoint if one is due.
 
-        Listeners hear of a step before it is saved, so that a run that is killed in between resumes
-        from a checkpoint of which they know every step.
+        Listeners are notified before the checkpoint is saved. If the run is killed in between, it
+        resumes from a checkpoint whose steps the listeners all know.
 
         Args:
             state: The state after the step.
-            engine: Took the step.
-            statistics: Of this rank's records; private.
+            engine: The engine that took the step.
+            statistics: Statistics of this rank's records; private.
 
         Raises:
             SystemExit: The run was terminated; a checkpoint of the step is complete.
-            RunError: The weights of the processes are no longer the same, or a value that no step
-                changes did change.
-            SaidElsewhere: Rank 0 failed so, or could not write the checkpoint.
+            RunError: The weights of the processes differ, or a value that no step updates has
+                changed.
+            SaidElsewhere: Rank 0 raised such an error, or could not write the checkpoint.
         """
         ranks, step = self.ranks, statistics.step
         (terminated,) = ranks.any(self._terminated())
@@ -251,7 +254,7 @@ class TrainingRun:
         self._tell_listeners(state, engine, stops=terminated)
         if is_saved:
             self._save(step, state, engine)
-            # A request that came meanwhile needs no other step: this one's checkpoint is complete.
+            # If SIGTERM arrived while saving, stop here: the checkpoint of this step is complete.
             (terminated,) = ranks.any(self._terminated())
         if terminated:
             raise SystemExit(TERMINATED)
@@ -259,7 +262,8 @@ class TrainingRun:
     def close(self, released: str | None) -> None:
         """Close the ledger with the digest of the saved model, then delete the secret keys.
 
-        Call it on rank 0, inside ``steps``, when the last step is taken and the model is saved.
+        Call this method on rank 0 inside ``steps``, after the last step is taken and the model is
+        saved.
         """
         if isinstance(self._loss_scale, AdaptiveLossScale):
             self._loss_scale.say_where_it_stands()
@@ -268,9 +272,9 @@ class TrainingRun:
         delete_generator_states(self.folder / CHECKPOINTS)
 
     def epsilon(self) -> SpentEpsilon | None:
-        """Return what all noisy steps in the ledger have spent; None beside rank 0.
+        """Return the epsilon spent by all noisy steps in the ledger; None on ranks other than 0.
 
-        They are more than the weights' steps if some were repeated with new noise.
+        The ledger has more steps than the weights if some steps were repeated with new noise.
         """
         if self.epsilon_so_far is None or self._ledger is None:
             return None
@@ -303,7 +307,7 @@ class TrainingRun:
         """Return the engine of the steps after ``start``.
 
         Raises:
-            RunError: The model is not what it was at step 0, or before it ran on records.
+            RunError: The model differs from its state at step 0, or before it ran on any record.
         """
         plan, settings, ranks, shards = self.plan, self.settings, self.ranks, self.shards
         first = min(start.done, plan.steps - 1)
@@ -371,7 +375,7 @@ class TrainingRun:
         )
 
     def _frozen_state(self, state: TrainingState) -> FrozenState:
-        """Return what no update changes, compared with its digests at step 0."""
+        """Return the values that no update changes, for comparison with their digests at step 0."""
         model = self.model
         trained = {p for p in model.parameters() if p.requires_grad}
         trained.update(optimized_parameters(state))
@@ -397,7 +401,7 @@ class TrainingRun:
         return diagnostics
 
     def _save(self, step: int, state: TrainingState, engine: StepEngine) -> None:
-        """Write the checkpoint of a step; every rank calls this."""
+        """Write the checkpoint of a step; every rank calls this method."""
         secrets = engine.state()
         is_rank_0 = self.ranks.is_rank_0
         save_checkpoint(
@@ -413,7 +417,7 @@ class TrainingRun:
         )
 
     def _bound(self) -> BoundRun:
-        """Return what a checkpoint binds the run to when it is resumed from there."""
+        """Return the values that a checkpoint binds the run to when it resumes."""
         plan = self.plan
         if not isinstance(plan, PrivacyPlan):
             return BoundRun(clipping=plan if isinstance(plan, ClippingPlan) else None)
@@ -436,12 +440,12 @@ class TrainingRun:
 
     @property
     def _clipper(self) -> tuple[ClipperChoice, ...] | None:
-        """The results of the self-check, for the ledger; None if there are none."""
+        """The results of the clipper's self-check, for the ledger; None without results."""
         return tuple(ClipperChoice(**choice.public()) for choice in self.choices) or None
 
     @property
     def _environment(self) -> dict[str, Any]:
-        """What the bits of a step's sum depend on."""
+        """All settings that affect the bits of a step's sum."""
         settings, clips = self.settings, self.privacy.clips
         rates = (settings.peak_learning_rate, settings.weight_decay, settings.loss_scale)
         adapts = ("adaptive",) if settings.adaptive_loss_scale else ()
@@ -456,7 +460,7 @@ class TrainingRun:
         )
 
     def _tell_listeners(self, state: TrainingState, engine: StepEngine, *, stops: bool) -> None:
-        """Report a step to all listeners; a run that was asked to stop scores nothing before."""
+        """Report a step to all listeners; skip the evaluation if the run was asked to stop."""
         evaluation = None if stops else self.evaluation
         if not self.listeners and evaluation is None:
             return
@@ -481,7 +485,7 @@ def _restore_whole(path: str | None, state: TrainingState) -> None:
 def gathered(
     statistics: StepStatistics, non_finite: int, ranks: Ranks
 ) -> tuple[StepStatistics, int]:
-    """Return the losses and norms of all ranks, and the number of examples they left out."""
+    """Return the losses and norms of all ranks, and the number of examples that they skipped."""
     if ranks.size == 1:
         return statistics, non_finite
     losses, norms = _flat(statistics.losses), _flat(statistics.norms)
@@ -506,10 +510,10 @@ def _flat(parts: Sequence[Tensor]) -> Tensor:
 
 
 def check_equal(model: nn.Module, twins: Ranks, ranks: Ranks) -> None:
-    """End the run if weights of its processes that must be the same bits are not.
+    """End the run if weights of its processes that must be bit-identical differ.
 
     Raises:
-        RunError: They differ, for example because a CPU or a device computes otherwise.
+        RunError: The weights differ, for example because a CPU or a device computes differently.
     """
     if twins.size == 1:
         return

@@ -1,13 +1,15 @@
-"""The training state (model, optimizer, step), and its storage in safetensors.
+"""The training state (model, optimizer, schedule) and its storage in safetensors files.
 
-Where the model is in shards, each rank of the first row of the grid writes the shard that it has;
-the other rows have the same. What is whole on every rank, such as a buffer or Adam's ``step``, is
-written once, with the first shard. A tensor may be cut over several files, each with a stretch of
-its rows, in the files' order, so that a checkpoint may be read by any number of ranks, each of
-which reads the rows that are its own and no others.
+If the model is sharded, each rank in the first row of the grid writes its shard. The other rows
+hold the same shards. Tensors that every rank holds whole, such as buffers or Adam's ``step``, are
+written once, with the first shard.
 
-``torch.distributed.checkpoint`` does as much, but its ranks send each other pickled objects (rule
-11), and where a file of safetensors is gone it may leave tensors as they were, without a word.
+A tensor may be split over several files. Each file contains a range of its rows, in the order of
+the files. Any number of ranks can therefore read a checkpoint, and each rank reads only its own
+rows.
+
+``torch.distributed.checkpoint`` offers the same, but its ranks exchange pickled objects (rule 11).
+It may also leave tensors silently unchanged if a safetensors file is missing.
 """
 
 import hashlib
@@ -34,42 +36,44 @@ from dpft.parallel.shards import ShardedModel
 from dpft.run_folder import HISTORY, OPTIMIZER, WEIGHTS, shard_name
 
 ON_HOST = ("step",)
-"""Numbers of an optimizer that it reads itself, so that no device has to be asked for them."""
+"""Optimizer state that the optimizer itself reads. It stays on the CPU to avoid device
+synchronization."""
 
 
 class StepHooks(Protocol):
-    """What a fine-tuning method does around a step's gradient."""
+    """Hooks of a fine-tuning method that run around the gradient of a step."""
 
     def begin_step(self, model: nn.Module, step: int) -> None:
-        """Make the model ready for step ``step`` (counted from 0), before its batch is drawn."""
+        """Prepare the model for step ``step`` (counted from 0), before its batch is drawn."""
 
     def finish_gradient(self, model: nn.Module) -> None:
-        """Turn the finished gradient into that of what the optimizer moves."""
+        """Convert the finished gradient to that of the parameters that the optimizer moves."""
 
     def begin_update(self, optimizer: Optimizer, step: int) -> None:
-        """Make the optimizer ready to move the weights at step ``step`` (counted from 0)."""
+        """Prepare the optimizer to update the weights at step ``step`` (counted from 0)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """Model, optimizer and schedule: what a step moves, and a checkpoint keeps."""
+    """Model, optimizer and schedule: the state that a step changes and a checkpoint stores."""
 
     model: nn.Module
     method: StepHooks
-    """Prepared the model, and decides what trains in each step."""
+    """The method that prepared the model and decides which parameters train in each step."""
     optimizer: Optimizer
     scheduler: LambdaLR
 
 
 def optimized_parameters(training_state: TrainingState) -> list[nn.Parameter]:
-    """Return what the optimizer moves, in whichever phase."""
+    """Return the parameters that the optimizer moves in any phase."""
     return [p for group in training_state.optimizer.param_groups for p in group["params"]]
 
 
 def moved_while_frozen(training_state: TrainingState) -> frozenset[str]:
-    """Return the names of what the optimizer moves though it takes no gradient of its own.
+    """Return the names of parameters that the optimizer moves although they receive no gradient.
 
-    Asked at the first step: what trains in a phase and is frozen in the next is none of it.
+    Call this function at the first step. Parameters that train in one phase and are frozen in the
+    next are not included.
     """
     moved = set(optimized_parameters(training_state))
     parameters = training_state.model.named_parameters()
@@ -77,7 +81,7 @@ def moved_while_frozen(training_state: TrainingState) -> frozenset[str]:
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters, a tied one once, and persistent buffers, by name."""
+    """Return all parameters and persistent buffers by name; tied parameters occur once."""
     persistent = model.state_dict(keep_vars=True)
     buffers = {name: b for name, b in model.named_buffers() if name in persistent}
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -85,7 +89,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def optimizer_state(training_state: TrainingState) -> dict[str, Tensor]:
-    """Return the optimizer's tensors as ``<parameter name>/<key>``."""
+    """Return the tensors of the optimizer as ``<parameter name>/<key>``."""
     names: dict[Tensor, str] = {
         parameter: name for name, parameter in training_state.model.named_parameters()
     }
@@ -97,7 +101,7 @@ def optimizer_state(training_state: TrainingState) -> dict[str, Tensor]:
 
 
 def restore_optimizer(training_state: TrainingState, tensors: Mapping[str, Tensor]) -> None:
-    """Give the optimizer what ``optimizer_state`` returned, and nothing else."""
+    """Replace the state of the optimizer with tensors that ``optimizer_state`` returned."""
     named = dict(training_state.model.named_parameters())
     training_state.optimizer.state.clear()
     for label, tensor in tensors.items():
@@ -108,7 +112,7 @@ def restore_optimizer(training_state: TrainingState, tensors: Mapping[str, Tenso
 
 
 def restore_scheduler(training_state: TrainingState, step: int) -> None:
-    """Put the schedule, and the optimizer's learning rates, to after ``step`` steps."""
+    """Set the schedule and the optimizer's learning rates to their values after ``step`` steps."""
     scheduler, groups = training_state.scheduler, training_state.optimizer.param_groups
     scheduler.last_epoch = step
     for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
@@ -116,10 +120,10 @@ def restore_scheduler(training_state: TrainingState, step: int) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors to disk, mode 0600, and wait until they are there.
+    """Write tensors to disk with mode 0600 and wait until they are stored.
 
     Raises:
-        RunError: The disk is full, or the folder may not be written to.
+        RunError: The disk is full, or the folder is not writable.
     """
     written = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
@@ -142,17 +146,17 @@ def checksum(path: Path) -> str:
 
 @dataclass(frozen=True)
 class _FileSlice:
-    """What one file has of a tensor."""
+    """The part of a tensor that one file contains."""
 
     file: Any
     shape: tuple[int, ...]
 
 
 class TensorFiles:
-    """The tensors of some files, each opened as long as the block lasts and read where asked."""
+    """Reader of tensors in several files, which are open inside the ``with`` block."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        """Name the files, in the order of their rows."""
+        """Store the paths of the files, in the order of their rows."""
         self._paths = list(paths)
         self._opened = ExitStack()
         self._stretches: dict[str, list[_FileSlice]] = {}
@@ -160,7 +164,7 @@ class TensorFiles:
     def __enter__(self) -> Self:
         for path in self._paths:
             file = self._opened.enter_context(safe_open(path, framework="pt"))
-            for name in file.keys():  # noqa: SIM118 (no mapping)
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
                 shape = tuple(file.get_slice(name).get_shape())
                 self._stretches.setdefault(name, []).append(_FileSlice(file, shape))
         return self
@@ -170,7 +174,7 @@ class TensorFiles:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of each tensor, all of its rows together."""
+        """The shape of each tensor, with the rows of all files together."""
         return {
             name: first.shape
             if not others
@@ -179,9 +183,9 @@ class TensorFiles:
         }
 
     def read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
-        """Return rows of a tensor, from one and up to another; None: all of it.
+        """Return rows ``rows[0]`` to ``rows[1] - 1`` of a tensor, or the whole tensor if None.
 
-        No more than these rows are read from disk.
+        Only these rows are read from disk.
         """
         stretches = self._stretches[name]
         if rows is None and len(stretches) == 1:
@@ -201,14 +205,14 @@ class TensorFiles:
 def write_tensors(
     folder: Path, training_state: TrainingState, shards: ShardedModel | None
 ) -> dict[str, str]:
-    """Write weights and moments to a checkpoint's folder; return each file's checksum.
+    """Write weights and optimizer moments to a checkpoint folder; return the checksum of each file.
 
-    Every rank of a model in shards calls it, and learns all checksums. The folder is empty, and the
-    same on every rank.
+    Every rank of a sharded model calls this function and receives all checksums. The folder is
+    empty, and it is the same on every rank.
 
     Raises:
-        RunError: The disk is full, or a rank cannot reach the folder.
-        SaidElsewhere: On another rank, where the first one says so.
+        RunError: The disk is full, or a rank cannot access the folder.
+        SaidElsewhere: Another rank failed, and rank 0 reports the error.
     """
     if shards is None:
         return _write_own(folder, training_state, 0, 1)
@@ -222,13 +226,13 @@ def write_tensors(
 
 
 def write_history(folder: Path, history: Mapping[str, Tensor], ranks: Ranks) -> dict[str, str]:
-    """Write each rank's noise that later noise hangs together with; return each file's checksum.
+    """Write the noise of each rank that later noise is correlated with; return the checksums.
 
-    Every rank calls it. One that has none writes no file.
+    Every rank calls this function. A rank without such noise writes no file.
 
     Raises:
-        RunError: The disk is full, or a rank cannot reach the folder.
-        SaidElsewhere: On another rank, where the first one says so.
+        RunError: The disk is full, or a rank cannot access the folder.
+        SaidElsewhere: Another rank failed, and rank 0 reports the error.
     """
     checksums: dict[str, str] = {}
     with ranks.failing_together():
@@ -250,10 +254,10 @@ def _of_everyone(checksums: Mapping[str, str], ranks: Ranks) -> dict[str, str]:
 
 
 def restore_tensors(path: Path, training_state: TrainingState, shards: int) -> None:
-    """Put a rank's part of weights and moments back to those of a checkpoint.
+    """Restore this rank's part of the weights and moments from a checkpoint.
 
     Raises:
-        StateError: It is of another model.
+        StateError: The checkpoint belongs to another model.
     """
     tensors = model_state(training_state.model)
     with TensorFiles(_shard_paths(path, WEIGHTS, shards)) as weights:
@@ -270,10 +274,10 @@ def restore_tensors(path: Path, training_state: TrainingState, shards: int) -> N
 
 
 def check_reachable(folder: Path, ranks: Ranks) -> None:
-    """Reject a checkpoint's folder that is on another machine's disk.
+    """Reject a checkpoint folder that is on the disk of another machine.
 
     Raises:
-        RunError: It is not there for this rank.
+        RunError: This rank cannot see the folder.
     """
     if not folder.is_dir():
         raise RunError(
@@ -286,7 +290,7 @@ def check_reachable(folder: Path, ranks: Ranks) -> None:
 def _write_own(
     folder: Path, training_state: TrainingState, place: int, shards: int
 ) -> dict[str, str]:
-    """Write the files of one shard; return their checksums."""
+    """Write the files of one shard and return their checksums."""
     written = {}
     tensors = {
         WEIGHTS: model_state(training_state.model),
@@ -305,8 +309,9 @@ def _write_own(
 def _own_moments(moments: TensorFiles, training_state: TrainingState) -> dict[str, Tensor] | None:
     """Return this rank's part of the optimizer's tensors, by ``<parameter name>/<key>``.
 
-    One of its parameter's shape is cut as the parameter is; any other is whole on every rank, and
-    of a parameter that is cut it is one number. None: they are of another model.
+    A tensor with the shape of its parameter is sharded like the parameter. Every other tensor is
+    whole on every rank. If its parameter is sharded, such a tensor has a single element. None if
+    the tensors belong to another model.
     """
     parameters = dict(training_state.model.named_parameters())
     tensors = {}

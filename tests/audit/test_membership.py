@@ -107,7 +107,7 @@ def test_values_that_cannot_be_scored_are_rejected(call, key):
         call()
 
 
-ATTACKS = {"loss", "loss beside the model before"}
+ATTACKS = {"loss", "loss compared with the model before"}
 
 
 def audited(workspace: Workspace, run: str, *words: str) -> Outcome:
@@ -191,7 +191,7 @@ def test_an_attack_on_what_is_remembered_finds_it_and_on_nothing_finds_nothing()
     references = before + generator.normal(0, 1, (2, 400))
     remembered = attack_curves(inside, before + 10 * inside, before, references)
     assert set(remembered) == {*ATTACKS, "LiRA", "RMIA"}
-    assert remembered["loss beside the model before"].auc == 1.0
+    assert remembered["loss compared with the model before"].auc == 1.0
     assert min(remembered["LiRA"].auc, remembered["RMIA"].auc) > 0.98
     nothing = attack_curves(inside, before + generator.normal(0, 1, 400), before, references)
     assert all(0.4 < curve.auc < 0.6 for curve in nothing.values())

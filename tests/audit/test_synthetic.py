@@ -82,7 +82,7 @@ def test_each_page_is_where_it_may_be(new: Path) -> None:
     titles = [part.title for part in result.parts if isinstance(part, Grid)]
     assert titles == ["Copies of single records", "The texts"]
     assert result.files == [
-        f"A page with all tables, for the owner of the data alone: {private}",
+        f"Private page with all tables: {private}",
         f"A page that may be released: {released}",
     ]
     words = [row[0] for part in result.parts if isinstance(part, Grid) for row in part.rows]
@@ -158,7 +158,7 @@ def test_what_cannot_be_released_takes_an_old_page_away(new: Path) -> None:
     Path("new.privacy.json").unlink()
     result = audited("pairs", new)
     assert not Path("pairs", RELEASED_PAGE).exists()
-    assert any("no new.privacy.json lies beside" in str(part) for part in result.parts)
+    assert any("there is no new.privacy.json next to" in str(part) for part in result.parts)
     assert len(result.files) == 1
 
 
@@ -280,21 +280,21 @@ def test_records_of_another_run_are_refused(file: Path) -> None:
 
 
 def test_without_a_statement_nothing_may_be_released(file: Path) -> None:
-    assert "no new.privacy.json lies beside" in str(read(file).why_private)
+    assert "there is no new.privacy.json next to" in str(read(file).why_private)
 
 
 def test_of_a_run_without_privacy_nothing_may_be_released(file: Path) -> None:
     state_of(file)
     reproducible = {**PRIVACY, "private": False}
     for privacy in (reproducible, None):
-        assert "the run promises no privacy" in str(read(file, privacy).why_private)
+        assert "the run has no guarantee" in str(read(file, privacy).why_private)
 
 
 def test_prompts_are_no_more_open_than_their_file(file: Path) -> None:
     state_of(file, prompts="the user's")
     assert read(file).why_private is None
     file.chmod(0o600)
-    assert "prompts in a file that its owner alone may read" in str(read(file).why_private)
+    assert "prompts, and only their owner can read the file" in str(read(file).why_private)
 
 
 def test_a_damaged_statement_is_said(file: Path) -> None:

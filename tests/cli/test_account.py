@@ -56,7 +56,7 @@ def test_the_papers_delta_has_a_note_and_no_warning_unless_it_is_chosen(
     outcome = workspace.run("account", *QUICK)
     assert (outcome.code, outcome.err) == (0, "")
     note = " ".join(outcome.out.split()).partition("note: ")[2]
-    assert note.startswith("delta is 1/(2n) for n = 1000, as the papers have it: ")
+    assert note.startswith("delta is 1/(2n) for n = 1000, as in the papers: ")
     assert note.endswith("1/(10n), rounded down to one digit: 0.0001.")
     record = json.loads(workspace.run("account", *QUICK, "output=json").out)
     assert (record["delta_source"], record["delta"], record["warnings"]) == ("published", 5e-4, [])

@@ -54,7 +54,7 @@ def test_a_run_is_scored_with_its_own_settings_and_its_report_written_anew(
     predictions = folder / "private" / "predictions.jsonl"
     assert stat.S_IMODE(predictions.stat().st_mode) == 0o600
     assert len(predictions.read_text().splitlines()) == 2
-    assert "## Scores on e2e, split test" in (folder / "report.md").read_text()
+    assert "## Scores on E2E, test split" in (folder / "report.md").read_text()
     samples = folder / "private" / "samples.md"
     assert stat.S_IMODE(samples.stat().st_mode) == 0o600
     assert "name\\[Inn 1\\]" in samples.read_text()

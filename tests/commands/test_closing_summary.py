@@ -60,7 +60,7 @@ def test_a_run_says_its_promise_its_scores_its_data_and_its_files(folder: Path) 
     record = private()
     assert list(said) == ["trained", "privacy", "scores", "report", "next"]
     (trained,) = said["trained"]
-    assert trained.startswith("tiny by method full on e2e (embedded sample), ")
+    assert trained.startswith("tiny by method full on e2e (bundled sample), ")
     said_of_number = "(privacy.num_examples; epsilon does not hide this number)"
     assert trained.endswith(f"{record['plan']['num_examples']} examples {said_of_number}")
     (promise,) = said["privacy"]
@@ -110,7 +110,7 @@ def test_a_terminal_has_scores_in_a_table_and_a_pipe_a_line_for_each_fact(
     write_run(folder, bleu=60.4321, task={"source": "embedded"})
     assert ending_shown(folder, False, monkeypatch, capsys) == ending_lines(folder, E2E)
     drawn = ending_shown(folder, True, monkeypatch, capsys)
-    assert drawn[0] == "✓ Trained tiny on e2e (embedded sample)"
+    assert drawn[0] == "✓ Trained tiny on e2e (bundled sample)"
     cells = [line.split() for line in drawn]
     assert cells[1][:3] == ["Privacy", "ε", "≤"] and "(PRV," in cells[1]
     assert "membership guess correct at most" in drawn[2]

@@ -122,7 +122,7 @@ def test_what_no_total_covers_is_refused_or_left_out_by_word(tmp_path: Path) -> 
     assert faults[0].hint == f"'leave_out=[{open_run}]'"
     found = find_ledgers([str(tmp_path)], leave_out=[str(open_run)])
     assert found.folders == (str(private),)
-    assert found.left_out == (f"{open_run}: left out by leave_out",)
+    assert found.left_out == (f"{open_run}: skipped by leave_out",)
     with rejects("leave_out", (str(open_run),)):
         find_ledgers([str(private)], leave_out=[str(open_run)])
     with rejects("runs", (str(private), str(private))):

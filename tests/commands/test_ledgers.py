@@ -59,7 +59,7 @@ def test_a_run_that_broke_off_is_accounted_for_with_its_torn_step(workspace: Wor
 def test_the_head_is_compared_with_the_one_given(workspace: Workspace) -> None:
     head = record(workspace, "run=a")["ledger"]["head"]
     assert record(workspace, "run=a", f"head={head}")["ledger"]["head_checked"] is True
-    assert "is the head that was given" in workspace.run("account", "run=a", f"head={head}").out
+    assert "equals the given head" in workspace.run("account", "run=a", f"head={head}").out
     other = workspace.run("account", "run=a", f"head={'f' * 64}")
     assert (other.code, other.out) == (3, "")
     assert f"{'f' * 64}, got {head}" in other.err
@@ -145,8 +145,8 @@ def test_a_total_says_how_many_ledgers_it_counts_and_what_it_leaves_out(
     for name in ("a", "b"):
         (workspace.root / name).rename(workspace.root / "2026-01-01" / name)
     table = workspace.run("account", "runs=.", "leave_out=2026-01-01/b").out
-    assert "note: ledgers counted: 1; folders left out: 1" in table
-    assert "left out: 2026-01-01/b: left out by leave_out" in table
+    assert "note: ledgers counted: 1; folders skipped: 1" in table
+    assert "skipped: 2026-01-01/b: skipped by leave_out" in table
     outcome = workspace.run("account", "run=2026-01-01/a", "data_id=mine")
     assert (outcome.code, "data_id" in outcome.err) == (2, True)
 
@@ -191,7 +191,9 @@ def test_what_shows_the_end_is_said_and_where_nothing_does(
     ended: SpentRun, broken: SpentRun
 ) -> None:
     closed = run_table(ended, BOUND, head_checked=False)
-    assert "shown by the closing line alone, which whoever owns the folder can write" in closed
+    assert (
+        "shown only by the closing line, which the owner of the folder could have written" in closed
+    )
     by_private = run_table(replace(ended, end="private/"), BOUND, head_checked=False)
     assert "shown by private/" in by_private
     table = run_table(broken, BOUND, head_checked=False)
@@ -235,10 +237,10 @@ def test_runs_together_stand_with_their_own_cost_and_whose_word_it_is(
     said = "".join(table.split())  # however the lines are wrapped
     for sentence in (SAME_DATA, f"{ended.folder}: mind it."):
         assert "".join(sentence.split()) in said
-    assert "compares to no other" not in table, "all are by one accountant at one delta"
+    assert "not comparable" not in table, "all are by one accountant at one delta"
     for other in ({"delta": 0.001}, {"accountant": "pld"}):
         apart = runs_table(runs, together.replace(**other))
-        assert "compares to no other" in " ".join(apart.split())
+        assert "not comparable" in " ".join(apart.split())
     record = runs_record(runs, together)
     assert (record.steps_taken, record.same_data) == (8, SAME_DATA)
     assert [run.epsilon for run in record.runs] == [1.2345, 0.5]

@@ -98,4 +98,4 @@ def test_a_run_without_privacy_has_a_record_without_epsilon(tmp_path: Path) -> N
     content = record(tmp_path)
     assert content["private"] is False and "epsilon" not in content
     assert (content["plan"]["steps"], content["plan"]["num_examples"]) == (5, 12)
-    assert (tmp_path / "report.md").read_text().startswith("**NOT PRIVATE")
+    assert "\n> **NOT PRIVATE" in (tmp_path / "report.md").read_text()

@@ -400,8 +400,8 @@ def test_what_another_process_keeps_in_a_folder_stays(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_tutorials_program_of_a_model_object_runs_on_the_embedded_model() -> None:
-    text = Path(dpft.__file__).parents[1].joinpath("docs/tutorials/python.md").read_text()
-    (program,) = re.findall(r"With a frame of a column `note`,\n\n```python\n(.*?)```", text, re.S)
+    text = Path(dpft.__file__).parents[1].joinpath("docs/start/first-model.md").read_text()
+    (program,) = re.findall(r"`frame` with a column `note`:\n\n```python\n(.*?)```", text, re.S)
     names: dict[str, Any] = {"dpft": dpft, "frame": pd.DataFrame(NOTES * 4), "other_rows": NOTES}
     names["model"] = AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL)
     names["tokenizer"] = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)

@@ -53,7 +53,7 @@ def test_units_are_what_is_counted_and_the_report_says_so(folder: Path) -> None:
     definition = "all records with one value of customer, of which at most 2 are trained on"
     assert plan["unit_definition"] == definition
     report = (folder / "report.md").read_text()
-    assert f"customer: {definition}" in report
+    assert f"| privacy unit | {definition} |" in report
     assert "add or remove one customer" in report
 
 
@@ -73,9 +73,9 @@ def test_a_private_summary_says_what_became_of_every_record(folder: Path, outcom
     rows = [line.split(" | ") for line in summary.read_text().splitlines() if " | " in line]
     counts = {name.strip("| "): value.strip(" |") for name, value, *_ in rows}
     assert counts["read"] == "40, of 12 units"
-    assert counts["held out, to be scored"] == "0"
-    assert counts["left out: empty, with nothing to learn"] == "1"
-    assert counts["left out: beyond privacy.records_per_unit=2"] == "15"
+    assert counts["held out for evaluation"] == "0"
+    assert counts["skipped: empty, with nothing to learn"] == "1"
+    assert counts["skipped: beyond privacy.records_per_unit=2"] == "15"
     assert counts["trained on"] == "24, of 12 units"
     said = outcome.err.replace(str(folder.parent), "")  # whose number may have a 15 in it
     assert "run/private/data_summary.md" in outcome.out and "15" not in said

@@ -203,7 +203,7 @@ def test_a_run_that_breaks_off_says_how_to_go_on_where_it_can(
     (tmp_path / "run" / made).mkdir(parents=True)
     with pytest.raises(error), hint_of_resume(tmp_path / "run"):
         raise error
-    assert capsys.readouterr().err.removeprefix("dpft: to go on: ") == said
+    assert capsys.readouterr().err.removeprefix("dpft: to resume: ") == said
 
 
 def test_a_run_on_rows_in_memory_says_that_they_are_needed_again(
@@ -217,4 +217,4 @@ def test_a_run_on_rows_in_memory_says_that_they_are_needed_again(
         hint_of_resume(tmp_path / "run"),
     ):
         raise OSError
-    assert capsys.readouterr().err == ("dpft: to go on: dpft.train(['resume=run'], rows=...)\n")
+    assert capsys.readouterr().err == ("dpft: to resume: dpft.train(['resume=run'], rows=...)\n")

@@ -61,7 +61,7 @@ def test_a_series_has_the_scores_and_the_epsilon_of_each_tenth_step(scored: Path
     perplexities = [point["evaluations"][0]["metrics"]["perplexity"] for point in found]
     assert len(set(perplexities)) == 2
     report = (scored / "report.md").read_text()
-    assert "split test, while training" in report and "| 20 | " in report
+    assert "Scores during training on E2E, test split" in report and "| 20 | " in report
     assert "<svg" in (scored / "report.html").read_text().partition("while training")[2]
 
 

@@ -124,7 +124,7 @@ def test_one_file_as_a_whole_is_trained_on_and_that_nothing_is_scored_is_said(
     whole = changed(config, held_out=None)
     division = divide(whole, load_training_data(whole))
     assert (len(division.kept), division.scored) == (40, {})
-    assert "no evaluation: the data are a training split alone" in caplog.text
+    assert "no evaluation: the data have only a training split" in caplog.text
     (entry,) = not_evaluated(whole)
     assert (entry.metrics, entry.examples, entry.stage) == ({}, 0, "after")
     assert entry.not_computed.keys() == set(config.task.metrics)

@@ -65,7 +65,7 @@ def test_a_model_without_its_ledger_gets_a_warning_and_states_no_guarantee(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert starting_models(beside(tmp_path / "run", PROMISED)) == []
-    assert "has no ledger.jsonl beside it" in caplog.text
+    assert "has no ledger.jsonl next to it" in caplog.text
 
 
 def test_public_training_in_between_loses_nothing(tmp_path: Path) -> None:
@@ -103,5 +103,5 @@ def test_with_its_tokenizer_a_model_promises_what_both_do() -> None:
 
 def test_predictable_noise_promises_nothing() -> None:
     seeded = KEPT | {"private": False}
-    assert "promises nothing" in started_from({**NOT_PRIVATE, "starting_models": [seeded]})
+    assert "no guarantee" in started_from({**NOT_PRIVATE, "starting_models": [seeded]})
     assert starting_sentences(PROMISED | {"starting_models": [seeded]}) == []

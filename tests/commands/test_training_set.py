@@ -187,4 +187,4 @@ def test_canaries_are_trained_on_beside_what_was_read_and_none_of_it_is_beyond_a
     made = training_set([False] * 7, units=[[0, 1], [2], [3, 4], [6]])
     found = summarize(config(2), data, Division(kept=range(3), scored={}), made, canaries=4)
     assert counts(render(found)) == ["3, of 2 units", "0", "4", "0", "1", "6, of 4 units", "0"]
-    assert "| canaries added, for audits | 4 |" in render(found)
+    assert "| canaries added for audits | 4 |" in render(found)

@@ -183,7 +183,7 @@ def test_a_search_that_broke_off_goes_on_without_a_trial_run_twice_or_drawn_anew
         patch.setattr(owner, function, breaking(getattr(owner, function), call, error))
         broken = workspace.run("tune", *SEARCH, f"hydra.run.dir={name}")
     assert broken.code == code, broken.err
-    assert f"to go on: dpft tune resume={name}" in broken.err
+    assert f"to resume: dpft tune resume={name}" in broken.err
     assert not re.search(r"trial-|dpft train", broken.err)
     private = workspace.root / name / "private/tuning"
     drawn = (private / "trials.json").read_bytes()
@@ -318,7 +318,7 @@ def test_the_winner_has_the_day_on_which_the_search_was_begun(
     again = workspace.run("tune", "resume=dated")
     assert again.code == 0, again.err
     assert json.loads((copy / "privacy.json").read_text())["date"] == "2001-02-03"
-    assert "begun 2001-02-03" in (copy / "report.md").read_text()
+    assert "Started: 2001-02-03" in (copy / "report.md").read_text()
 
 
 @pytest.mark.slow

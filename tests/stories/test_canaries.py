@@ -81,7 +81,7 @@ def test_one_run_says_what_the_issue_asks_and_the_report_shows_it(workspace: Wor
     after = json.loads((run / "privacy.json").read_text())
     assert after.pop("audited")["one_run"]["threat_model"] == record["threat_model"]
     assert after == before
-    assert "## Audited" in (run / "report.md").read_text()
+    assert "## Audit results" in (run / "report.md").read_text()
     assert (run / "report.html").read_text().count("<svg") >= 3
 
 

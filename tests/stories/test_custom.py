@@ -64,7 +64,7 @@ def test_a_csv_becomes_a_private_model_with_scores_on_held_out_rows(workspace: W
     assert not after["split_is_public"]
     key = folder / "private" / "held_out.key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    assert "Scores on custom, split held_out" in (folder / "report.md").read_text()
+    assert "Scores on custom data, held_out split" in (folder / "report.md").read_text()
 
 
 def test_no_public_file_holds_a_row(workspace: Workspace) -> None:
@@ -159,7 +159,7 @@ def test_a_made_up_label_makes_no_synthetic_row(
 @pytest.mark.slow
 def test_the_readmes_command_takes_a_messy_file(workspace: Workspace) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    command = readme[readme.index("dpft train task=custom") :].partition("\n\n")[0]
+    command = readme[readme.index("dpft train task=custom") :].partition("\n```")[0]
     _, _, *words = shlex.split(command.replace("\\\n", " "))
     with (workspace.root / "reviews.csv").open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
@@ -174,7 +174,7 @@ def test_the_readmes_command_takes_a_messy_file(workspace: Workspace) -> None:
     plan, parameters = answer["plan"], answer["parameters"]
     assert (plan["num_examples"], plan["unit"], plan["steps"]) == (150, "customer_id", 20)
     assert parameters["trainable"] == parameters["new"]
-    assert "method=linear_probe trains the head alone" in planned.err
+    assert "method: linear_probe (default" in planned.err
     refused = workspace.refusal("plan", *words, *small, "task.invalid=error")
     assert "line" in refused and "task.invalid=skip" in refused
 

@@ -85,7 +85,7 @@ def check_broken_off(outcome: Outcome, why: str) -> None:
     assert outcome.code == 1, outcome.err
     said = [line for line in outcome.err.splitlines() if line.startswith("dpft: ")]
     assert len(said) == 2, outcome.err
-    assert said[0] == "dpft: to go on: dpft train resume=disk/run"
+    assert said[0] == "dpft: to resume: dpft train resume=disk/run"
     assert said[1].startswith("dpft: error: ") and why in said[1]
     assert "Traceback" not in outcome.err
 

@@ -95,7 +95,7 @@ def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(
     folder = workspace.root / name
     _, said = stopped(workspace, command, folder, signal.SIGTERM, who=who)
     assert "exitcode  : 143" in said, said  # of the other, torchrun may say that it ended it
-    assert f"dpft: to go on: dpft train resume={name} launch=local launch.processes=2\n" in said
+    assert f"dpft: to resume: dpft train resume={name} launch=local launch.processes=2\n" in said
     point = find_resume_point(folder)
     assert point.ledger is not None
     assert point.checkpoint.step == point.ledger.steps
@@ -110,7 +110,7 @@ def test_who_started_the_processes_ends_them_and_says_nothing_itself(
     command = ["-m", "dpft", "train", *RUN, *LAUNCHED, f"hydra.run.dir={name}"]
     found, said = stopped(workspace, command, workspace.root / name, number, who=None)
     assert found == code, said
-    assert said.count("INFO: training model") == said.count("dpft: to go on: ") == 1
+    assert said.count("INFO: training model") == said.count("dpft: to resume: ") == 1
     said += go(workspace, "train", f"resume={name}", *LAUNCHED)
     assert "Traceback" not in said
     assert not list(workspace.root.rglob("*torchelastic*"))

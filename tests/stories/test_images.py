@@ -136,8 +136,8 @@ def test_which_class_was_taken_for_which_is_shown_of_public_splits_alone(
     assert sum(map(sum, entry["confusion"]["counts"])) == 90
     assert (folder(workspace, public) / "wrong_images.png").exists()
     page = (folder(workspace, public) / "report.html").read_text()
-    section = page.partition("<h2>Classes taken for each other on digits")[2].partition("<h2>")[0]
-    assert "<svg" in section and "data:image/png;base64," in section
+    section = page.partition("<h2>Confusions on digits")[2].partition("<h2>")[0]
+    assert "<svg" in section and section.count("data:image/png;base64,") == section.count(" → ") - 1
     assert all("confusion" not in entry for entry in entries(workspace, private))
     shown = read(workspace, private, "metrics.json")["evaluations"]
     assert [(entry["metrics"], "examples" in entry) for entry in shown] == [({}, False)] * 2
@@ -170,7 +170,7 @@ def test_a_broken_image_that_was_held_out_is_not_scored(
     outcome = workspace.run("train", *words, *SMALL, *PRIVATE, GIVEN, "hydra.run.dir=runs/halves")
     assert outcome.code == 0, outcome.err
     summary = (folder(workspace, "halves") / "private" / "data_summary.md").read_text()
-    (held,) = map(int, re.findall(r"held out, to be scored \| (\d+)", summary))
+    (held,) = map(int, re.findall(r"held out for evaluation \| (\d+)", summary))
     broken = 20 - len(re.findall("broken", summary))
     assert broken > 0
     assert {entry["examples"] for entry in entries(workspace, "halves")} == {held - broken}

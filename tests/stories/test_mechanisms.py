@@ -63,8 +63,8 @@ def test_banded_noise_from_train_to_report(workspace: Workspace) -> None:
     assert privacy["plan"]["mechanism"]["bands"] == 2
     assert privacy["epsilon_curve"]["steps"] == [2, 4, 5]
     report = (folder / "report.md").read_text()
-    assert "cyclic_poisson sampling, 5 steps taken of 5 planned" in report
-    assert "| steps that a unit is in | 3 at most, which are what costs |" in report
+    assert "cyclic Poisson sampling and 5 steps taken of 5 planned" in report
+    assert "| steps with one unit | at most 3, which determine the cost |" in report
 
 
 def test_a_run_that_broke_off_goes_on_in_its_stream(

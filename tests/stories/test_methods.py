@@ -202,7 +202,7 @@ def test_a_method_trains_without_privacy(workspace: Workspace, name: str) -> Non
     folder = workspace.root / f"plain-{name}"
     record = json.loads((folder / "privacy.json").read_text())
     assert record["private"] is False and record["parameters"]["trainable"] > 0
-    assert (folder / "report.md").read_text().startswith("**NOT PRIVATE")
+    assert "\n> **NOT PRIVATE" in (folder / "report.md").read_text()
     assert not (folder / "ledger.jsonl").exists()
 
 

@@ -164,7 +164,7 @@ def test_a_run_without_clipping_is_found_and_its_report_says_so_first(workspace:
     found = find(workspace, "clipping off", canaries=300)
     assert found["epsilon_lower"] > found["epsilon"]
     report = (workspace.root / "clipping_off_1_300" / "report.md").read_text()
-    assert report.startswith("**THE GUARANTEE IS CONTRADICTED")
+    assert "\n\n> **THE GUARANTEE IS CONTRADICTED" in report.partition("\n## ")[0]
 
 
 def test_a_clean_run_gives_no_alarm(workspace: Workspace) -> None:

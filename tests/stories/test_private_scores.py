@@ -224,7 +224,7 @@ def test_scores_are_published_rounded_and_marked_where_that_is_asked_for(
         assert "examples" not in entry and "rounded to two digits" in entry["note"]
     for name in ("report.md", "report.html"):
         text = (tmp_path / "run" / name).read_text()
-        assert "not covered by epsilon" in text and all(each in text for each in rounded(told))
+        assert "not covered by ε" in text and all(each in text for each in rounded(told))
         assert "rounded to two digits" in text
     files = public_files(tmp_path / "run")
     assert {f.name: n for f in files if (n := said_in(told.numbers()[:-1], f.read_bytes()))} == {}

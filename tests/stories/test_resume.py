@@ -74,7 +74,7 @@ def test_trust_rule_9_an_interrupted_run_goes_on_to_the_same_files(
 ) -> None:
     outcome = broken(workspace, monkeypatch, "cut", KeyboardInterrupt())
     assert outcome.code == 130
-    assert "dpft: to go on: dpft train resume=cut" in outcome.err
+    assert "dpft: to resume: dpft train resume=cut" in outcome.err
     resumed = workspace.run("train", "resume=cut", "privacy.noise_multiplier=1")
     assert resumed.code == 2, "what the run is bound to cannot be given again"
     resumed = workspace.run("train", "resume=cut")

@@ -81,7 +81,7 @@ def test_sigterm_once_or_twice_ends_a_run_with_143_and_says_how_to_go_on(
     folder = f"{phase.replace(' ', '-')}-{times}"
     outcome = told(workspace, folder, owner, name, call, *[TERM] * times)
     assert outcome.code == 143, outcome.err
-    assert f"dpft: to go on: dpft train resume={folder}\n" in outcome.err
+    assert f"dpft: to resume: dpft train resume={folder}\n" in outcome.err
     assert "Traceback" not in outcome.err
     resume_point = find_resume_point(workspace.root / folder)
     assert resume_point.ledger is not None
@@ -95,7 +95,7 @@ def test_an_interrupt_ends_a_run_with_130_in_every_phase(workspace: Workspace, p
     folder = f"{phase.replace(' ', '-')}-interrupted"
     outcome = told(workspace, folder, owner, name, call, INT)
     assert outcome.code == 130, outcome.err
-    assert outcome.err.endswith(f"dpft: to go on: dpft train resume={folder}\ndpft: interrupted\n")
+    assert outcome.err.endswith(f"dpft: to resume: dpft train resume={folder}\ndpft: interrupted\n")
     check_goes_on(workspace, folder)
 
 
@@ -105,7 +105,7 @@ def test_an_interrupt_of_a_checkpoint_after_sigterm_leaves_the_one_before(
     """SIGTERM asks for a checkpoint, and Ctrl-C comes while it is written."""
     outcome = told(workspace, "both", training_state, "save_file", 3, TERM, INT)
     assert outcome.code in (130, 143), outcome.err
-    assert "dpft: to go on: dpft train resume=both" in outcome.err
+    assert "dpft: to resume: dpft train resume=both" in outcome.err
     assert find_resume_point(workspace.root / "both").checkpoint.step == 0
     check_goes_on(workspace, "both")
 
@@ -114,7 +114,7 @@ def test_a_resume_that_is_told_to_end_can_be_resumed(workspace: Workspace) -> No
     first = told(workspace, "often", training_run, "per_example_losses", 2, TERM)
     again = told(workspace, "often", training_run, "per_example_losses", 1, TERM)
     assert (first.code, again.code) == (143, 143), again.err
-    assert "dpft: to go on: dpft train resume=often" in again.err
+    assert "dpft: to resume: dpft train resume=often" in again.err
     check_goes_on(workspace, "often")
 
 

@@ -77,7 +77,7 @@ def test_a_preempted_job_is_requeued_and_nothing_shows_it(workspace: Workspace, 
     said = said_by_tasks(folder.parent)
     assert said.count("INFO: training model") == 2
     assert "Traceback" not in said
-    assert (f"dpft: to go on: dpft train resume={name}/0" in said) == bool(lines)
+    assert (f"dpft: to resume: dpft train resume={name}/0" in said) == bool(lines)
     for file in SAME:
         whole = workspace.root / "whole" / "0" / file
         assert unnamed(folder / file) == unnamed(whole)

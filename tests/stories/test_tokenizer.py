@@ -25,7 +25,7 @@ DATA = ("task=corpus", "task.data_dir=notes.txt", "privacy.delta=1e-4")
 TOKENIZER = ("tokenizer", *DATA, "tokenizer.words_per_record=8")
 EPS = ("privacy.eps=4",)
 PIECES = ("tokenizer.vocab_size=30",)
-COMES_WITH = "the model comes with a tokenizer that the records made, too, and both together are"
+COMES_WITH = "The tokenizer of the model was made from the same records; both together are"
 TRAIN = (
     "train", *DATA, "model=tiny", "model.path=model", "model.init=random", "task.max_length=16",
     "train.expected_batch_size=8", "train.steps=2", "privacy.accountant=rdp", "eval.enabled=false",
@@ -116,8 +116,8 @@ def test_training_composes_both_below_their_sum(
     said = [text for text in json.loads(alone.out)["warnings"] if "of the training alone" in text]
     assert f"with its tokenizer, which the same records made, epsilon = {eps_text(both)}" in said[0]
     report = (workspace.root / "trained" / "report.md").read_text()
-    assert "both together are" in report.partition("\n")[0]
-    words = f"of 2 planned. That is the training alone; {COMES_WITH} (ε = {eps_text(both)}"
+    assert "both together are" in report.partition("\n## ")[0]
+    words = f"of 2 planned. It covers the training alone. {COMES_WITH} (ε = {eps_text(both)}"
     again = workspace.run("train", "resume=trained")
     assert (again.code, words in again.out) == (0, True), again.err
     opened = open_run(workspace.root / "trained")
@@ -276,7 +276,7 @@ def test_a_vocabulary_without_privacy_says_so(workspace: Workspace, algorithm: s
     pieces = read(folder / "tokenizer" / "tokenizer.json")["model"]["vocab"]
     names = {piece for piece, _ in pieces}
     assert algorithm != "char" or letters & names == {n for n in names if len(n) == 1} - {"\u2581"}
-    assert (folder / "report.md").read_text().startswith("**NOT PRIVATE: this vocabulary")
+    assert "\n> **NOT PRIVATE: this vocabulary" in (folder / "report.md").read_text()
 
 
 def test_a_vocabulary_without_privacy_is_no_private_runs_unless_it_is_public(

@@ -185,7 +185,7 @@ def test_a_draft_that_nobody_went_through_is_refused(tmp_path: Path) -> None:
 def test_a_draft_is_a_schema_of_its_data() -> None:
     rows = [Row("row", dict(row)) for row in visitors()]
     text = draft_schema(rows, unit="customer_id")
-    assert text.startswith("# A DRAFT") and "becomes public" in text
+    assert text.startswith("# A DRAFT") and "the schema is public" in text
     schema = schema_of(yaml.safe_load(text))
     assert {column.name: column.kind for column in schema.columns} == {
         "customer_id": "id", "city": "category", "age": "integer", "smoker": "boolean",

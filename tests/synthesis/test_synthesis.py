@@ -570,7 +570,7 @@ def test_files_and_answer_are_as_their_schemas_have_them(
         assert [*Draft202012Validator(schema("ledger_line")).iter_errors(json.loads(line))] == []
     assert main(["synthesize", f"resume={made.folder}"]) == 0
     shown = capsys.readouterr().out
-    assert "differentially private" in shown and "private page, for you alone" in shown
+    assert "differentially private" in shown and "private page" in shown
     assert "controls" not in shown, "a pipe is not told what is of private rows"
 
 

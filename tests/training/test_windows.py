@@ -195,8 +195,8 @@ def test_a_short_session_says_that_it_shows_no_progress_or_from_when_on(caplog) 
     caplog.set_level(logging.INFO)
     for taken, steps in ((0, 9), (15, 100), (0, 100)):
         StepProgress(steps=steps, expected_batch_size=1).begin(taken)
-    why = "because durations of fewer than ten steps are private"
+    why = "(durations of fewer than ten steps are private)"
     assert caplog.messages == [
-        f"steps 1 to 9: no progress is shown, {why}",
-        f"steps 16 to 100: first update at step 30, {why}",
+        f"steps 1 to 9: no progress is shown {why}",
+        f"steps 16 to 100: first update at step 30 {why}",
     ]

@@ -1,8 +1,8 @@
 """Base class of modalities (text, image): how a task's records fit a model.
 
-Each answers the same questions: what the model answers with, what is saved beside it, how a record
-becomes a row and rows a batch, and whether task and model fit. Nothing else in ``runs``, in
-``training`` or in ``cli`` knows what records are made of.
+Each modality determines the head of the model, its tokenizer or image processor, the encoding of
+records, and the layout of batches. Each modality also checks that task and model fit. No other
+module in ``commands``, ``training`` or ``cli`` depends on the type of the records.
 """
 
 from abc import ABC, abstractmethod
@@ -18,15 +18,15 @@ from dpft.tasks.base import Task
 
 
 class Modality(ABC):
-    """What follows from what a task's records are made of."""
+    """Everything that depends on the type of a task's records."""
 
     @abstractmethod
     def head(self, task: Any, architecture: Architecture) -> Head:
-        """Return what the model must answer with to do the task."""
+        """Return the head that the model needs for the task."""
 
     @abstractmethod
     def fitted(self, task: Any, architecture: Architecture, extra_positions: int) -> Any:
-        """Return the task with the size of its records, where the model says it."""
+        """Return the task with the size of its records, if the model determines the size."""
 
     @abstractmethod
     def check_fit(
@@ -37,7 +37,7 @@ class Modality(ABC):
         max_new_tokens: int | None,
         extra_positions: int = 0,
     ) -> None:
-        """Reject records that the model has no room for."""
+        """Reject records for which the model has no room."""
 
     @abstractmethod
     def processor(
@@ -49,31 +49,31 @@ class Modality(ABC):
         folder: Path | None = None,
         tokens: tuple[str, ...] = (),
     ) -> Any:
-        """Return what is saved beside the model: a tokenizer, or an image processor.
+        """Return the processor that is saved with the model: a tokenizer or an image processor.
 
         Args:
-            task: Of the run.
-            architecture: Of the model.
-            head: What it answers with.
-            folder: Where a run saved its own; None: the model's.
-            tokens: Words that a tokenizer is to have beside its own.
+            task: The task of the run.
+            architecture: The architecture of the model.
+            head: The head of the model.
+            folder: Folder in which a run saved its own processor; None uses the model's.
+            tokens: Tokens that a tokenizer must have in addition to its own.
         """
 
     @abstractmethod
     def layout(self, task: Any, architecture: Architecture, head: Head) -> Layout:
-        """Return how rows would lie in a batch of that model; needs no more than config.json."""
+        """Return the layout of rows in a batch for that model; this needs only config.json."""
 
     @abstractmethod
     def encoding(
         self, task: Any, architecture: Architecture, head: Head, processor: Any
     ) -> Encoding:
-        """Return how the task's records become what that model reads."""
+        """Return the encoding that converts the task's records to inputs of that model."""
 
 
 MODALITIES: Registry[Modality] = Registry("dpft.commands.modality", key="a task's modality")
-"""Every modality by the name that ``Task.modality`` has; a module here registers its own."""
+"""All modalities by the name in ``Task.modality``; a module of this package registers its own."""
 
 
 def modality_of(task: Task) -> Modality:
-    """Return what follows from what a task's records are made of."""
+    """Return the modality of a task."""
     return MODALITIES.named(task.modality)

@@ -1,7 +1,7 @@
 """The image modality: image processors, sizes, and heads of image classifiers.
 
-A model says how large its images may be and how many channels they have; the processing that its
-checkpoint brings, in the form that transformers reads, says how pixels are scaled.
+The model determines the size and the number of channels of its images. The preprocessing that comes
+with its checkpoint, in the format of Transformers, determines how pixels are scaled.
 """
 
 from dataclasses import replace
@@ -24,14 +24,14 @@ from dpft.tasks.images import ImageTask
 
 PREPROCESSOR = "preprocessor_config.json"
 BILINEAR = 2
-"""Pillow's number of the way of resizing."""
+"""Pillow's code for bilinear resampling."""
 
 
 class ImageProcessing:
-    """The steps from an image to a model's input; ``save_pretrained`` as processors have it."""
+    """The steps from an image to a model's input; ``save_pretrained`` is as in image processors."""
 
     def __init__(self, values: dict[str, Any]) -> None:
-        """Hold what preprocessor_config.json says."""
+        """Store the values of preprocessor_config.json."""
         self.values = values
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -40,18 +40,18 @@ class ImageProcessing:
 
 
 USUAL_SIZE = 224
-"""Of models that take any size: what their checkpoints on ImageNet were trained at."""
+"""Default size for models that accept any size: the training size of their ImageNet checkpoints."""
 
 
 def own_size(config: PretrainedConfig, place: str) -> int:
     """Return the height and width that a model was made for.
 
     Args:
-        config: Of the model.
-        place: The model in the user's words.
+        config: The configuration of the model.
+        place: A description of the model for messages.
 
     Raises:
-        InputError: It is no classifier of images, or sees others than square ones.
+        InputError: The model is not an image classifier, or its images are not square.
     """
     if config.model_type not in modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
         raise InputError(
@@ -71,7 +71,7 @@ def own_size(config: PretrainedConfig, place: str) -> int:
 
 
 def smallest_size(config: Any) -> int:
-    """Return the product of a model's strides; 1 where config.json does not say them."""
+    """Return the product of a model's strides, or 1 if config.json does not contain them."""
     if config.model_type == "convnext":
         return int(config.patch_size * 2 ** (len(config.hidden_sizes) - 1))
     if config.model_type == "resnet":
@@ -82,10 +82,10 @@ def smallest_size(config: Any) -> int:
 
 
 def _made_for(config: Any) -> tuple[int, tuple[int, ...]]:
-    """Return channels, and height and width, of a model's images; no size where any will do."""
+    """Return the channels of a model's images, and height and width if the model fixes them."""
     channels, size = getattr(config, "num_channels", COLOR), getattr(config, "image_size", None)
     if config.model_type == TIMM:
-        # What timm makes the model with goes before what its checkpoint was trained on.
+        # The arguments that timm makes the model with override what its checkpoint was trained on.
         channels, *size = _timm_checkpoint(config).get("input_size") or [COLOR]
         told = config.model_args or {}
         channels, size = told.get("in_chans", channels), told.get("img_size", size)
@@ -94,7 +94,7 @@ def _made_for(config: Any) -> tuple[int, tuple[int, ...]]:
 
 
 def _timm_checkpoint(config: Any) -> dict[str, Any]:
-    """Return what the config.json of a model of timm says of its checkpoint; of others nothing."""
+    """Return the checkpoint settings in the config.json of a timm model; empty for other models."""
     return getattr(config, "pretrained_cfg", None) or {}
 
 
@@ -102,7 +102,7 @@ class ImageModality(Modality):
     """Images of one size, for classifiers."""
 
     def head(self, task: ImageTask, architecture: Architecture) -> Head:
-        """See ``Modality.head``: a class for each label, or a number for each attribute."""
+        """See ``Modality.head``: one output for each class or attribute."""
         own_size(architecture.read, origin(architecture.model))
         return Head(kind=IMAGE_CLASSIFIER, labels=task.classes)
 
@@ -120,9 +120,10 @@ class ImageModality(Modality):
         max_new_tokens: int | None,
         extra_positions: int = 0,
     ) -> None:
-        """See ``Modality.check_fit``: sizes that the model can take."""
+        """See ``Modality.check_fit``: reject sizes that the model does not support."""
         check_pillow()
-        # Positions are for one size; convolutions take any that their strides leave a number of.
+        # Position embeddings are for one size. Convolutions accept any size that their strides do
+        # not reduce to nothing.
         form, config = self._form(task, architecture), architecture.read
         _, sides = _made_for(config)
         has_positions = hasattr(config, "num_attention_heads") or hasattr(config, "num_heads")
@@ -153,7 +154,7 @@ class ImageModality(Modality):
         folder: Path | None = None,
         tokens: tuple[str, ...] = (),
     ) -> Any:
-        """See ``Modality.processor``: what is done to an image, as transformers writes it down."""
+        """See ``Modality.processor``: the processing of an image, in the format of Transformers."""
         layout = self._planned(task, architecture, head)
         form = layout.form
         return ImageProcessing(
@@ -205,10 +206,10 @@ class ImageModality(Modality):
 
 
 def _for_channels(key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Return a number for each channel.
+    """Return one number for each channel.
 
     Raises:
-        InputError: There are as many numbers as there are neither channels nor one.
+        InputError: There is neither one number nor one number for each channel.
     """
     if len(values) not in (1, channels):
         raise InputError(

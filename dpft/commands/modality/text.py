@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def _room(positions: int, extra_positions: int) -> int:
-    """Return the positions left for a text, at least one."""
+    """Return the number of positions left for a text, at least one."""
     if extra_positions >= positions:
         raise InputError(
             f"The prompt or prefix of the method must take fewer than the model's {positions}"
@@ -61,7 +61,7 @@ def _room(positions: int, extra_positions: int) -> int:
 
 
 class TextModality(Modality):
-    """Texts, read in tokens."""
+    """Texts, read as tokens."""
 
     def head(self, task: TextualTask, architecture: Architecture) -> Head:
         """See ``Modality.head``."""
@@ -121,7 +121,7 @@ class TextModality(Modality):
     def fitted(
         self, task: TextualTask, architecture: Architecture, extra_positions: int
     ) -> TextualTask:
-        """See ``Modality.fitted``: the longest example, and what a corpus's model learns."""
+        """See ``Modality.fitted``: the longest example, and the objective of a corpus."""
         positions = max_positions(architecture.config())
         room = None if positions is None else _room(positions, extra_positions)
         fitted = task.fitted(room)
@@ -144,7 +144,7 @@ class TextModality(Modality):
         max_new_tokens: int | None,
         extra_positions: int = 0,
     ) -> None:
-        """See ``Modality.check_fit``: texts no longer than the model's positions for them."""
+        """See ``Modality.check_fit``: reject texts that are longer than the model's positions."""
         positions = max_positions(architecture.config())
         if positions is None:
             return
@@ -199,12 +199,12 @@ class TextModality(Modality):
         """See ``Modality.encoding``.
 
         Raises:
-            InputError: A label word is not one token of the tokenizer, a token of the task's is not
-                known to it, or ``max_length`` leaves no room for a record.
+            InputError: A label word is not one token, the tokenizer lacks a token of the task, or
+                ``max_length`` leaves no room for a record.
         """
         causal = head.kind != MASKED
         if head.kind == CLASSIFIER:
-            # Padded with the model's own id, by which it finds a row's end.
+            # Padded with the model's own id, by which the model finds the end of a row.
             layout = text_layout(task, architecture, head, words=())
             return _fitting(
                 task, SentenceEncoding(tokenizer=processor, layout=layout, max_length=task.longest)
@@ -212,7 +212,7 @@ class TextModality(Modality):
         if not isinstance(task, ClassificationTask):
             layout = text_layout(task, architecture, head, words=())
             layout = replace(layout, pad_token_id=processor.pad_token_id)
-            # A causal model learns a corpus's text as it learns any text as a whole.
+            # A causal model learns the text of a corpus like any other text without a prompt.
             is_plain = head.kind == CAUSAL and task.most_rows == 1
             if isinstance(task, CorpusTask) and not is_plain:
                 return CorpusEncoding(
@@ -251,7 +251,7 @@ class TextModality(Modality):
 
 
 def pair_layout(task: PreferenceTask, layout: TextLayout) -> PairLayout:
-    """Return how pairs lie in a batch, given how their single rows do."""
+    """Return the layout of pairs in a batch, given the layout of their single rows."""
     loss = PreferenceLoss(
         objective=task.objective, beta=task.beta, label_smoothing=task.label_smoothing
     )
@@ -262,7 +262,7 @@ def pair_layout(task: PreferenceTask, layout: TextLayout) -> PairLayout:
 def pair_encoding(
     task: PreferenceTask, layout: TextLayout, tokenizer: PreTrainedTokenizerBase
 ) -> PairEncoding:
-    """Return how pairs become rows: by the model's chat template, or as plain text.
+    """Return the encoding of pairs as rows: by the model's chat template, or as plain text.
 
     Raises:
         InputError: The task requires a chat template, but the tokenizer has none.
@@ -292,16 +292,16 @@ def pair_encoding(
 def text_layout(
     task: Task, architecture: Architecture, head: Head, *, words: tuple[int, ...]
 ) -> TextLayout:
-    """Return how the task's rows lie in a batch of that model; needs no more than config.json.
+    """Return the layout of the task's rows in a batch for that model; this needs only config.json.
 
     Args:
         task: The task.
-        architecture: Of the model.
-        head: What it answers with.
-        words: Token ids of the label words; empty for tasks without.
+        architecture: The architecture of the model.
+        head: The head of the model.
+        words: Token ids of the label words; empty for tasks without label words.
     """
     config = architecture.config()
-    # T5's own configurations leave it out where it is the padding token.
+    # T5's own configurations omit this id if it is the id of the padding token.
     start = getattr(config, "decoder_start_token_id", None)
     return TextLayout(
         kind=head.kind,
@@ -318,9 +318,10 @@ def text_layout(
 
 
 def _fitting(task: Task, encoding: Encoding) -> Encoding:
-    """Return the encoding of a task's labels once it has made a row of an empty record.
+    """Return the encoding of a task's labels after it has made a row of an empty record.
 
-    What must not be cut is the same in every record, so no record need be read to refuse it.
+    Text that must not be cut is the same in every record. An encoding without room for this text
+    can therefore be rejected before any record is read.
     """
     texts = task.texts_per_record if isinstance(task, ClassificationTask) else 1
     encoding.rows([LabeledExample(texts=("",) * texts, label=0.0)])
@@ -328,7 +329,7 @@ def _fitting(task: Task, encoding: Encoding) -> Encoding:
 
 
 def _answer(task: Task, head: Head) -> str:
-    """Return what the task's labels are to that model."""
+    """Return what the task's labels are for that model."""
     if not isinstance(task, ClassificationTask):
         return TEXT
     if head.kind != CLASSIFIER:

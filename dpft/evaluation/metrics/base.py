@@ -1,14 +1,15 @@
 """Base of metrics: the registry, and the specification of each metric.
 
-A module of this package registers one metric, or a few that share their arithmetic. The function of
-a metric needs no library of Hugging Face; ``dpft.evaluation.local_metric`` wraps it.
+A module of this package registers one metric, or a few metrics that share their arithmetic. The
+function of a metric needs no library of Hugging Face; ``dpft.evaluation.local_metric`` wraps it.
 
-``ptb_tokens`` are tokens as the COCO caption scorers see them, without Java.
-coco-caption, and with it the E2E NLG Challenge, lower-cases with the Stanford PTBTokenizer 3.4.1
-and drops punctuation. This is the part of that tokenizer that English sentences use. On the
-60,757 distinct texts of E2E's references and challenge outputs it gives the same tokens, but for
-how "£" and brackets are written, in all but 73 (mostly "center." and "st." before another sentence,
-which the Stanford tokenizer takes for abbreviations).
+``ptb_tokens`` returns tokens like the COCO caption scorers, without Java. The E2E NLG Challenge
+uses coco-caption. That scorer tokenizes with the Stanford PTBTokenizer 3.4.1, converts to lower
+case and removes punctuation. This module implements the part of that tokenizer that English
+sentences use. It was compared on the 60,757 distinct texts of E2E's references and challenge
+outputs. Except for the spelling of "£" and brackets, the tokens differ in only 73 texts. Most of
+them contain "center." or "st." before another sentence, which the Stanford tokenizer treats as
+abbreviations.
 """
 
 import importlib
@@ -31,51 +32,58 @@ TEXTS = "texts"
 LIKELIHOODS = "likelihoods"
 """A model's likelihood of the references: columns ``nll_sums`` (nats) and ``token_counts``."""
 NEXT_TOKENS = "next_tokens"
-"""Tokens of the references that a model, given those before, holds for the likeliest: columns
+"""Numbers of reference tokens that a model ranks first, given the previous tokens: columns
 ``right_counts`` and ``token_counts``."""
 LABELS = "labels"
-"""Classes or, for regression, scores: columns ``predicted`` and ``gold``, numbers."""
+"""Classes, or scores for regression: columns ``predicted`` and ``gold`` of numbers."""
 RANKINGS = "rankings"
-"""Classes from the likeliest on: columns ``ranked``, lists of them, and ``gold``, numbers."""
+"""Classes in order of decreasing likelihood: columns ``ranked`` of lists and ``gold``
+of numbers."""
 ATTRIBUTES = "attributes"
-"""0 or 1 for each attribute: columns ``predicted`` and ``gold``, lists of numbers."""
+"""0 or 1 for each attribute: columns ``predicted`` and ``gold`` of lists of numbers."""
 PAIRS = "pairs"
 """A model's log-likelihoods (nats) of the answers of preference pairs: columns ``chosen``,
-``rejected`` and ``tokens``, of the chosen answer."""
+``rejected`` and ``tokens``, the number of tokens of the chosen answer."""
 
 HIGHER, LOWER = "higher", "lower"
-"""Which of two values of a metric is better."""
+"""Direction in which values of a metric are better."""
 
 
 class NotComputed(Exception):
-    """A metric has no value on these columns; the message is the reason and quotes no text."""
+    """Error for a metric without a value on these columns.
+
+    The message states the reason and quotes no text.
+    """
 
 
 def nothing_missing(settings: MetricsConfig) -> str | None:
-    """Return None: a metric that needs no more than dpft itself."""
+    """Return None, for a metric that needs only dpft itself."""
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSpec:
-    """One metric: what it is called, what it reads and how it is computed."""
+    """Specification of one metric: its name, its inputs and its computation."""
 
     name: str
-    """What ``task.metrics`` calls it, which is the name of its function."""
+    """Name in ``task.metrics``, which is the name of its function."""
     inputs: str
-    """The kind of columns it reads, which are the parameters of ``score``: ``TEXTS``, say."""
+    """The kind of columns that the metric reads, such as ``TEXTS``; they are the parameters of
+    ``score``."""
     score: Callable[..., float]
-    """The arithmetic; keyword parameters named as the columns. May raise ``NotComputed``."""
+    """The computation, with keyword parameters named like the columns. May
+    raise ``NotComputed``."""
     description: str
-    """What the number means, with its scale."""
+    """Meaning and scale of the number."""
     citation: str
-    """Where the metric is defined."""
+    """Publication that defines the metric."""
     title: str = ""
-    """Its name in tables, in the spelling of the field; empty: ``name`` in words."""
+    """Name in tables, in its usual spelling; empty to use ``name`` with spaces."""
     key: str = ""
-    """Key in metrics.json, which metrics of one kind may share; empty: ``name``."""
+    """Key in metrics.json, which related metrics may share; empty to use ``name``."""
     missing: Callable[[MetricsConfig], str | None] = nothing_missing
-    """Why the metric cannot be computed here and how to mend that; None where it can."""
+    """Returns why the metric cannot be computed on this machine and how to fix this; None if it can
+    be computed."""
     reads_settings: bool = False
     """Whether ``score`` also takes ``settings``, a ``MetricsConfig``."""
     reads_language: bool = False
@@ -83,30 +91,31 @@ class MetricSpec:
     english_only: bool = False
     """Whether the metric is defined only for English texts."""
     signature: Callable[[str | None], str] | None = None
-    """Returns the settings that reproduce a score, such as sacrebleu's signature, by language."""
+    """Returns the settings that reproduce a score in a language, such as sacrebleu's signature."""
     better: str | None = HIGHER
-    """``HIGHER`` or ``LOWER``; None: neither is better, so no run can be chosen by it."""
+    """``HIGHER`` or ``LOWER``; None if neither is better, so that runs cannot be selected by the
+    metric."""
 
     @property
     def heading(self) -> str:
-        """Its name in tables, with an arrow that points to the better values."""
+        """The name in tables, with an arrow that points to the better values."""
         arrows = {HIGHER: " ↑", LOWER: " ↓"}
         title = self.title or self.name.replace("_", " ").capitalize()
         return f"{title}{arrows.get(self.better or '', '')}"
 
     @property
     def reported_as(self) -> str:
-        """Its key in metrics.json."""
+        """The key in metrics.json."""
         return self.key or self.name
 
 
 Score = TypeVar("Score", bound=Callable[..., float])
 METRICS: Registry[MetricSpec] = Registry("dpft.evaluation.metrics", key="task.metrics")
-"""Every metric by name; a module of this package registers its own by ``metric``."""
+"""Registry of metrics by name; a module of this package registers its metrics with ``metric``."""
 
 
 def better_value(metric: str) -> str | None:
-    """Return which of two scores is better, ``HIGHER`` for a metric that dpft does not know."""
+    """Return the better direction of a metric; ``HIGHER`` if dpft does not know the metric."""
     specs = METRICS.entries().values()
     return next((spec.better for spec in specs if spec.reported_as == metric), HIGHER)
 
@@ -135,7 +144,7 @@ def metric_specs(names: Sequence[str]) -> list[MetricSpec]:
     """Return the metrics of a task.
 
     Raises:
-        InputError: There is no such metric, or two would share a key of metrics.json.
+        InputError: A metric does not exist, or two metrics would share a key of metrics.json.
     """
     specs = [METRICS.named(name) for name in names]
     by_key: dict[str, str] = {}
@@ -152,10 +161,10 @@ def metric_specs(names: Sequence[str]) -> list[MetricSpec]:
 
 
 def missing_modules(*names: str) -> str | None:
-    """Return why modules of the ``metrics`` extra cannot be used; None where they can.
+    """Return why modules of the ``metrics`` extra are not available; None if they are.
 
     Args:
-        names: Modules, imported here: one that is installed but broken counts as missing.
+        names: Modules to import; an installed but broken module counts as missing.
     """
     try:
         for name in names:
@@ -166,14 +175,14 @@ def missing_modules(*names: str) -> str | None:
 
 
 def missing_java() -> str | None:
-    """Return why no Java program can be run; None where one can."""
+    """Return why Java programs cannot be run; None if they can."""
     if shutil.which("java") is None:
         return "needs Java; install a Java runtime (8 or newer)"
     return None
 
 
 def missing_folder(key: str, folder: str | None, example: str) -> str | None:
-    """Return why there is no model folder; None where there is."""
+    """Return why there is no model folder; None if there is one."""
     if folder is None:
         return f"needs a model folder; set {key}=DIR (a download of {example}, say)"
     if not Path(folder).is_dir():
@@ -192,14 +201,14 @@ _TOKEN = r"""
     """
 _ENGLISH_TOKEN = re.compile(_TOKEN, re.VERBOSE)
 _UNICODE_TOKEN = regex.compile(_TOKEN, regex.VERBOSE)
-"""Here a word includes its combining marks, such as the vowel signs of Hindi."""
+"""In this pattern, a word includes its combining marks, such as the vowel signs of Hindi."""
 _PUNCTUATION = frozenset(".?!,:;-`'\"")
 
 
 def ptb_tokens(text: str, language: str | None = None) -> list[str]:
-    """Return the text's lower-cased tokens without punctuation.
+    """Return the lower-cased tokens of a text without punctuation.
 
-    Unless the language is English, each character of a script without blanks is a token.
+    Unless the language is English, each character of a script without spaces is a token.
 
     >>> ptb_tokens("It isn't The Punter's family-friendly pub, (£20-25).")
     ['it', 'is', "n't", 'the', 'punter', "'s", 'family-friendly', 'pub', '(', '£', '20-25', ')']
@@ -210,7 +219,7 @@ def ptb_tokens(text: str, language: str | None = None) -> list[str]:
 
 
 def ngrams(tokens: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
-    """Return every n consecutive tokens, in order; none of a shorter sequence.
+    """Return all n-grams of consecutive tokens, in order; none for a shorter sequence.
 
     >>> list(ngrams("a b c".split(), 2))
     [('a', 'b'), ('b', 'c')]

@@ -1,9 +1,10 @@
 """BERTScore: F1 of words matched by their embeddings.
 
-bert-score 0.3.13 does the matching; the model is a folder of the user's, never fetched. Under
-transformers 5 that release fails on empty texts and on tokenizers without a length limit, and no
-longer puts the blank before a RoBERTa text that its published scores have; its choice of model
-goes by letters in the folder's path. So the tokenizer and the model are made ready here.
+bert-score 0.3.13 matches the words. You provide the folder of the model, which is never downloaded.
+With Transformers 5, this release fails on empty texts and on tokenizers without a length limit. It
+also no longer inserts the space before a RoBERTa text that its published scores include. Its choice
+of the model depends on letters in the folder's path. This module therefore prepares the tokenizer
+and the model itself.
 """
 
 from collections import defaultdict
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 BATCH_SIZE = 64
 MAX_LENGTH = 512
-"""Tokens of a text where the model has no limit of its own."""
+"""Maximum number of tokens of a text if the model has no limit."""
 _KEY = "metrics.bertscore_model"
 
 
@@ -40,12 +41,12 @@ _KEY = "metrics.bertscore_model"
 def bertscore(
     predictions: Sequence[str], references: Sequence[Sequence[str]], settings: MetricsConfig
 ) -> float:
-    """Return the mean over inputs of the best reference's F1, not rescaled; -1..1, mostly 0..1.
+    """Return the mean F1 of the best references, not rescaled; -1..1, mostly 0..1.
 
-    An empty prediction scores 0; an empty reference is left out.
+    An empty prediction scores 0; an empty reference is skipped.
 
     Raises:
-        InputError: The folder holds no encoder, or fewer layers than ``bertscore_layers``.
+        InputError: The folder contains no encoder, or has fewer layers than ``bertscore_layers``.
     """
     pairs = [
         (index, prediction, text)
@@ -63,7 +64,7 @@ def bertscore(
 
 
 def best_layers(folder: Path, config: "PretrainedConfig") -> int:
-    """Return how many layers to use: the library's choice for a folder of that model's name."""
+    """Return the number of layers to use: the library's choice for a model with this name."""
     from bert_score.utils import model2layers
 
     by_name = {name.rpartition("/")[2]: layers for name, layers in model2layers.items()}
@@ -73,7 +74,7 @@ def best_layers(folder: Path, config: "PretrainedConfig") -> int:
 
 
 def _f1(predictions: list[str], references: list[str], settings: MetricsConfig) -> list[float]:
-    """Return the F1 of each pair of texts, none of them empty."""
+    """Return the F1 of each pair of nonempty texts."""
     from bert_score.utils import bert_cos_score_idf
 
     from dpft.devices import best_device
@@ -96,7 +97,7 @@ def _f1(predictions: list[str], references: list[str], settings: MetricsConfig) 
 
 
 def _encoder(folder: Path, layers: int | None) -> "tuple[nn.Module, PreTrainedTokenizerBase]":
-    """Return the encoder of a folder, its first ``layers`` alone, and its tokenizer."""
+    """Return the encoder in a folder, with only its first ``layers``, and its tokenizer."""
     from transformers import AutoConfig, AutoModel
 
     try:
@@ -124,10 +125,10 @@ def _encoder(folder: Path, layers: int | None) -> "tuple[nn.Module, PreTrainedTo
 
 
 def _tokenizer(folder: Path, config: "PretrainedConfig") -> "PreTrainedTokenizerBase":
-    """Return the model's tokenizer, which cuts texts to the positions that the model has."""
+    """Return the tokenizer of the model, which truncates texts to the model's maximum length."""
     from transformers import AutoTokenizer
 
-    # RoBERTa and its kin tell a word by the blank before it
+    # RoBERTa and related models recognize a word by the space before it.
     blank = {"add_prefix_space": True} if config.model_type in ("roberta", "gpt2") else {}
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
         folder, local_files_only=True, **blank

@@ -1,12 +1,12 @@
 """BLEU by sacrebleu, case-insensitive, with sacrebleu's tokenizer for the task's language.
 
-For English this is BLEU as the E2E NLG Challenge computes it (NIST's mteval-13a). The challenge's
-own scorer (tuetschek/e2e-metrics) runs mteval-v13a-sig.pl, which lower-cases.
-sacrebleu gives the same number: 65.93 for TGen on the test set, as published. Cased BLEU does not
-(0.30 in place of 0.59 for one system of the challenge).
+For English, this is BLEU as the E2E NLG Challenge computes it (NIST's mteval-13a). The challenge's
+own scorer (tuetschek/e2e-metrics) runs mteval-v13a-sig.pl, which converts to lower case. sacrebleu
+gives the same number: 65.93 for TGen on the test set, as published. Case-sensitive BLEU differs
+(0.30 instead of 0.59 for one system of the challenge).
 
-If no language is set, each character of a script without blanks is separated before 13a splits the
-text. The signature names this tokenizer ``13a+char``, since sacrebleu does not have it.
+If no language is set, each character of a script without spaces is separated before 13a splits the
+text. The signature calls this tokenizer ``13a+char``, because sacrebleu does not have it.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def bleu_scorer(language: str | None) -> Any:
     """Return sacrebleu's ``BLEU`` with the language's tokenizer."""
     from sacrebleu.metrics.bleu import BLEU
 
-    # force: outputs that come tokenised are scored as they are, without a warning
+    # force: score tokenized outputs unchanged, without a warning.
     scorer: Any = BLEU(tokenize=sacrebleu_tokenizer(language), lowercase=True, force=True)
     if language is None:
         tokenize = scorer.tokenizer
@@ -55,6 +55,6 @@ def bleu_scorer(language: str | None) -> Any:
 
 
 def reference_streams(references: Sequence[Sequence[str]]) -> list[Any]:
-    """Return sacrebleu's form of references: the first one of each input, then the second ones."""
-    # None, never "": an empty reference would be the closest in length to a short prediction
+    """Return references in sacrebleu's format: all first references, all second references, …."""
+    # None, not "": an empty reference could be the closest in length to a short prediction.
     return list(zip_longest(*references, fillvalue=None))

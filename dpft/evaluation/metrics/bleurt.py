@@ -1,9 +1,9 @@
-"""BLEURT: quality of a text as a trained regression model predicts it.
+"""BLEURT: quality of a text as predicted by a trained regression model.
 
-The model is a folder of the user's, never fetched: a checkpoint converted to Hugging Face's form,
-a sequence classifier with one output, that reads the reference first. Other scorers differ in the
-references and the checkpoint: DART's takes the first reference and BLEURT's test checkpoint, GEM's
-the mean over references; here the best reference counts.
+You provide the folder of the model, which is never downloaded. The model is a checkpoint in Hugging
+Face's format: a sequence classifier with one output that reads the reference first. Other scorers
+use different references and checkpoints. DART uses the first reference and BLEURT's test
+checkpoint, and GEM uses the mean over references. This metric uses the best reference.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BATCH_SIZE = 64
 MAX_LENGTH = 512
-"""Tokens of a pair where the model has no limit of its own."""
+"""Maximum number of tokens of a pair if the model has no limit."""
 _KEY = "metrics.bleurt_model"
 
 
@@ -36,10 +36,10 @@ _KEY = "metrics.bleurt_model"
 def bleurt(
     predictions: Sequence[str], references: Sequence[Sequence[str]], settings: MetricsConfig
 ) -> float:
-    """Return the mean over inputs of the best reference's score, about -2..1.
+    """Return the mean score over inputs, with the best reference of each input; about -2..1.
 
     Raises:
-        InputError: The folder holds no sequence classifier with one output.
+        InputError: The folder contains no sequence classifier with one output.
     """
     model, tokenizer = _load(Path(str(settings.bleurt_model)))
     pairs = [

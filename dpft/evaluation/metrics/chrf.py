@@ -1,6 +1,6 @@
 """chrF2 as sacrebleu's command line computes it by default: character n-grams, case-sensitive.
 
-It needs no tokenizer, so scores of all languages are computed alike.
+The metric needs no tokenizer, so it computes scores of all languages in the same way.
 """
 
 from collections.abc import Sequence

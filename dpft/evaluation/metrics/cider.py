@@ -1,8 +1,8 @@
 """CIDEr as the E2E NLG Challenge computes it: coco-caption's, over Penn Treebank tokens.
 
-The library's own tokenizer needs Java and writes texts into its folder in site-packages; over
-``dpft.evaluation.metrics.base`` the 19 challenge systems score the same to 9e-4, TGen 2.2341
-(published 2.2338), and scores are the same with and without Java.
+The library's own tokenizer needs Java and writes texts to its folder in site-packages. With the
+tokens of ``dpft.evaluation.metrics.base``, the scores of the 19 challenge systems differ by at most
+9e-4. TGen scores 2.2341 (published 2.2338). Scores are the same with and without Java.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def cider(
     """Return the mean CIDEr of the predictions, 0..10; 0 for a single input.
 
     Raises:
-        NotComputed: No reference has a word.
+        NotComputed: No reference contains a word.
     """
     from pycocoevalcap.cider.cider import Cider
 

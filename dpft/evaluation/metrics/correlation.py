@@ -14,7 +14,7 @@ from dpft.evaluation.metrics.base import LABELS, metric
     citation="Pearson 1895 (Proceedings of the Royal Society 58); Cer et al. 2017 (STS-B).",
 )
 def pearson(predicted: Sequence[float], gold: Sequence[float]) -> float:
-    """Return the linear correlation, -1..1; not a number where either does not vary."""
+    """Return the linear correlation, -1..1; NaN if either column is constant."""
     from scipy.stats import pearsonr
 
     if not varies(predicted) or not varies(gold):
@@ -28,7 +28,7 @@ def pearson(predicted: Sequence[float], gold: Sequence[float]) -> float:
     citation="Spearman 1904 (American Journal of Psychology 15); Cer et al. 2017 (STS-B).",
 )
 def spearman(predicted: Sequence[float], gold: Sequence[float]) -> float:
-    """Return the correlation of ranks, -1..1; not a number where either does not vary.
+    """Return the correlation of ranks, -1..1; NaN if either column is constant.
 
     Equal scores share the mean of their ranks.
     """
@@ -40,6 +40,6 @@ def spearman(predicted: Sequence[float], gold: Sequence[float]) -> float:
 
 
 def varies(scores: Sequence[float]) -> bool:
-    """Return whether scores are finite and not all equal: else they have no correlation."""
+    """Return whether scores are finite and not all equal, so that a correlation is defined."""
     values = np.asarray(scores, dtype=float)
     return bool(np.isfinite(values).all() and np.unique(values).size > 1)

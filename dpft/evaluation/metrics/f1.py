@@ -1,4 +1,4 @@
-"""F1 of binary labels, as GLUE defines it; class 1 is the positive one."""
+"""F1 of binary labels, as GLUE defines it; class 1 is the positive class."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from dpft.errors import InputError
 from dpft.evaluation.metrics.base import LABELS, metric
 
 NO_CLASS = -1
-"""What a predicted text that is no class's name stands for."""
+"""Value for a predicted text that is not the name of a class."""
 
 
 @metric(
@@ -18,12 +18,12 @@ NO_CLASS = -1
 def f1(predicted: Sequence[float], gold: Sequence[float]) -> float:
     """Return 2PR / (P + R) for precision P and recall R of class 1, 0..1.
 
-    It is 0 where no example is of class 1 nor predicted to be. A prediction that is no class
-    counts as the wrong one, as T5's own evaluation has it.
+    F1 is 0 if no example has or is predicted to have class 1. A prediction that is not a class
+    counts as the wrong class, as in T5's own evaluation.
 
     Args:
-        predicted: Class index of each example, 0 or 1, or -1 for none.
-        gold: The right class index of each, 0 or 1.
+        predicted: Class index of each example, 0 or 1, or -1 if the prediction is not a class.
+        gold: Correct class index of each example, 0 or 1.
 
     Raises:
         InputError: There are other classes.

@@ -12,15 +12,15 @@ from dpft.evaluation.metrics.base import LABELS, metric
     citation="Matthews 1975 (Biochimica et Biophysica Acta 405); Gorodkin 2004 for more classes.",
 )
 def matthews_correlation(predicted: Sequence[float], gold: Sequence[float]) -> float:
-    """Return the correlation of classes, -1..1; 0 where either holds one class only.
+    """Return the correlation of classes, -1..1; 0 if either column contains only one class.
 
     Raises:
-        InputError: They are scores, not classes.
+        InputError: The columns contain scores instead of classes.
     """
     from sklearn.metrics import matthews_corrcoef
 
     check_classes("matthews_correlation", predicted, gold)
-    # of one class in all, scikit-learn warns before it answers 0
+    # With a single class, scikit-learn prints a warning before it returns 0.
     if len({*predicted, *gold}) < 2:
         return 0.0
     return float(matthews_corrcoef(gold, predicted))

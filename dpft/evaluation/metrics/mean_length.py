@@ -1,4 +1,4 @@
-"""Mean length of predictions in words, or in characters for languages without blanks."""
+"""Mean length of predictions in words, or in characters for languages without spaces."""
 
 from collections.abc import Sequence
 

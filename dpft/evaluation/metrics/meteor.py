@@ -1,13 +1,14 @@
 """METEOR 1.5 for English, computed by the Java program of pycocoevalcap.
 
-``meteor`` runs it as coco-caption, and with it the E2E NLG Challenge, does: on lower-cased tokens
-without punctuation, with ``-norm``. Tokens come from ``dpft.evaluation.metrics.base``, so no
-tokenizer writes texts to a file: they reach the program through a pipe, one input a line. The 19
-challenge systems score as with pycocoevalcap's tokenizer to 1.2e-4.
+``meteor`` runs the program like coco-caption, which the E2E NLG Challenge uses: on lower-cased
+tokens without punctuation, with ``-norm``. The tokens come from ``dpft.evaluation.metrics.base``,
+so no tokenizer writes texts to a file. The texts reach the program through a pipe, one input per
+line. Compared with pycocoevalcap's tokenizer, the scores of the 19 challenge systems differ by at
+most 1.2e-4.
 
-``meteor_plain`` runs it as the WebNLG and DART scorers do: on plain text, with ``-norm``. Here all
-references count, as for WebNLG; DART's script (Yale-LILY/dart, evaluation/prepare_files.py) hands
-METEOR the first reference only.
+``meteor_plain`` runs the program like the WebNLG and DART scorers: on plain text, with ``-norm``.
+All references are used here, as for WebNLG. DART's script (Yale-LILY/dart,
+evaluation/prepare_files.py) passes only the first reference to METEOR.
 """
 
 import subprocess
@@ -26,7 +27,8 @@ from dpft.evaluation.metrics.base import (
 from dpft.evaluation.words import ENGLISH
 
 SEPARATOR = " ||| "
-# A crash report or a performance file could hold texts; the encoding must not be the machine's.
+# Crash reports and performance files could contain texts. The encoding must not depend on the
+# machine.
 _JAVA = ("java", "-Xmx2G", "-Dfile.encoding=UTF-8", "-XX:-UsePerfData", "-XX:ErrorFile=/dev/null")
 _METEOR = ("-", "-", "-stdio", "-l", "en", "-norm")
 
@@ -43,7 +45,7 @@ def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> f
     """Return METEOR of the corpus over lower-cased tokens without punctuation, 0..1.
 
     Raises:
-        NotComputed: The Java program cannot be started or breaks off.
+        NotComputed: The Java program cannot be started or fails.
     """
     pairs = zip(predictions, references, strict=True)
     return corpus_score([score_line(prediction, texts) for prediction, texts in pairs])
@@ -59,10 +61,10 @@ def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> f
     missing=lambda settings: missing_java() or missing_modules("pycocoevalcap.meteor.meteor"),
 )
 def meteor_plain(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return METEOR of the corpus over the texts as they are written, 0..1.
+    """Return METEOR of the corpus over the unmodified texts, 0..1.
 
     Raises:
-        NotComputed: The Java program cannot be started or breaks off.
+        NotComputed: The Java program cannot be started or fails.
     """
     pairs = zip(predictions, references, strict=True)
     return corpus_score([plain_line(prediction, texts) for prediction, texts in pairs])
@@ -72,15 +74,15 @@ def corpus_score(lines: Sequence[str]) -> float:
     """Return the program's score of the corpus, 0..1.
 
     Args:
-        lines: One for each input, ``SCORE ||| reference ||| … ||| prediction``.
+        lines: One line for each input, ``SCORE ||| reference ||| … ||| prediction``.
 
     Raises:
-        NotComputed: The Java program cannot be started or breaks off.
+        NotComputed: The Java program cannot be started or fails.
     """
     command = [*_JAVA, "-jar", str(jar()), *_METEOR]
     pipe = subprocess.PIPE
     try:
-        # what it says on stderr may quote texts
+        # Messages on stderr may quote texts.
         with subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, encoding="utf-8"
         ) as program:
@@ -92,7 +94,7 @@ def corpus_score(lines: Sequence[str]) -> float:
 
 
 def score_line(prediction: str, references: Sequence[str]) -> str:
-    """Return the program's line for one input, of tokens: it holds no line end and no other |||.
+    """Return the program's line of tokens for one input, without line breaks or additional |||.
 
     >>> score_line("A pub|||bar.", ["A pub."])
     'SCORE ||| a pub ||| a pub | | | bar'
@@ -101,7 +103,7 @@ def score_line(prediction: str, references: Sequence[str]) -> str:
 
 
 def plain_line(prediction: str, references: Sequence[str]) -> str:
-    """Return the program's line for one input; blanks and line ends become one blank each.
+    """Return the program's line for one input; each run of whitespace becomes one space.
 
     >>> plain_line("A pub|||bar.", ["A  pub."])
     'SCORE ||| A pub. ||| A pub bar.'
@@ -113,18 +115,18 @@ def plain_line(prediction: str, references: Sequence[str]) -> str:
 def scorer_line(texts: Sequence[str]) -> str:
     """Return the program's line for one input."""
     line = SEPARATOR.join(["SCORE", *texts])
-    return line.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair is no text
+    return line.encode("utf-8", "replace").decode("utf-8")  # replaces lone surrogates
 
 
 def jar() -> Path:
-    """Return the path of the program, which finds its tables beside itself."""
+    """Return the path of the program, which finds its tables in its own folder."""
     package = find_spec("pycocoevalcap")
     assert package is not None and package.submodule_search_locations
     return Path(package.submodule_search_locations[0]) / "meteor" / "meteor-1.5.jar"
 
 
 def _dialogue(program: "subprocess.Popen[str]", lines: Sequence[str]) -> float:
-    """Return the score of the corpus: statistics of each input first, then all of them at once."""
+    """Return the score of the corpus: compute statistics of each input, then evaluate all."""
     assert program.stdin is not None and program.stdout is not None
     statistics = []
     for line in lines:
@@ -132,7 +134,7 @@ def _dialogue(program: "subprocess.Popen[str]", lines: Sequence[str]) -> float:
         program.stdin.flush()
         statistics.append(program.stdout.readline().strip())
     program.stdin.write(SEPARATOR.join(["EVAL", *statistics]) + "\n")
-    program.stdin.close()  # so that a program with nothing to say ends, and is not waited for
+    program.stdin.close()  # Otherwise a program without output would never end.
     scores = program.stdout.read().split()
     if len(scores) != len(lines) + 1:
         raise ValueError("METEOR gives a score for each input, and one for all")

@@ -1,8 +1,8 @@
 """NIST-5 as the E2E NLG Challenge computes it: NIST's mteval-13a, case-insensitive.
 
-The arithmetic stands here because no library gives the challenge's number (TGen 8.6094): nltk
-takes one best reference (7.13). Its length penalty compares the predictions' length to the mean
-length of all references of the corpus, times the inputs.
+The computation is implemented here because no library reproduces the challenge's number (TGen
+8.6094). NLTK uses only one reference, the best one (7.13). The length penalty compares the length
+of the predictions with the mean length of all references of the corpus, times the number of inputs.
 """
 
 import math
@@ -14,7 +14,7 @@ from dpft.evaluation.metrics.bleu import bleu_scorer
 
 MAX_N = 5
 BETA = math.log(2) / math.log(1.5) ** 2
-"""Makes the penalty 1/2 where predictions are 2/3 as long as the references."""
+"""Coefficient that makes the penalty 1/2 if predictions are 2/3 as long as the references."""
 
 Tokens = list[str]
 Ngram = tuple[str, ...]
@@ -38,7 +38,7 @@ def nist(
     orders = range(1, MAX_N + 1)
     all_tokens = [tokens for texts in compared for tokens in texts]
     counts = Counter(ngram for tokens in all_tokens for n in orders for ngram in ngrams(tokens, n))
-    # the empty n-gram is counted as often as there are words; Doddington 2002, eq. 2
+    # The count of the empty n-gram is the number of words (Doddington 2002, eq. 2).
     counts[()] = sum(map(len, all_tokens))
     information = {key: math.log2(counts[key[:-1]] / counts[key]) for key in counts if key}
     total = math.fsum(information_gained(written, compared, information, n) for n in orders)

@@ -1,7 +1,8 @@
 """Perplexity of the references under the model, per token.
 
-One number for the whole split: every token counts the same, the end-of-text token among them, and
-the prompt's tokens not at all. It depends on the tokenizer, so it compares runs of one model only.
+The metric is one number for the whole split. Every token has the same weight, including the
+end-of-text token; tokens of the prompt do not count. Perplexity depends on the tokenizer, so
+compare it only between runs of one model.
 """
 
 import math
@@ -23,11 +24,11 @@ def perplexity(nll_sums: Sequence[float], token_counts: Sequence[int]) -> float:
     2.0
 
     Raises:
-        NotComputed: There is no token.
+        NotComputed: There are no tokens.
     """
     total = sum(token_counts)
     if total == 0:
         raise NotComputed("the references have no tokens")
     mean = math.fsum(nll_sums) / total
-    # beyond 700 nats exp overflows a float
+    # Above about 700 nats, exp overflows a float.
     return math.inf if mean > 700 else math.exp(mean)

@@ -1,7 +1,7 @@
 """Scores of preference pairs: how a model ranks chosen and rejected answers.
 
-They read the model's log-likelihoods of the two answers of each pair, summed over the answers'
-tokens. They need no reference model, so a score before training compares with one after it.
+They use the model's log-likelihoods of the two answers of each pair, summed over the tokens of each
+answer. They need no reference model, so scores before and after training can be compared.
 """
 
 import math
@@ -20,7 +20,7 @@ CITATION = "Rafailov et al. 2023 (arXiv 2305.18290)."
 def preference_accuracy(
     chosen: Sequence[float], rejected: Sequence[float], tokens: Sequence[int]
 ) -> float:
-    """Return the share of pairs that the model ranks as the person did.
+    """Return the share of pairs that the model ranks like the person did.
 
     >>> preference_accuracy([-1.0, -5.0], [-2.0, -3.0], [2, 2])
     0.5
@@ -36,7 +36,7 @@ def preference_accuracy(
 def preference_margin(
     chosen: Sequence[float], rejected: Sequence[float], tokens: Sequence[int]
 ) -> float:
-    """Return the mean difference of the two log-likelihoods.
+    """Return the mean difference of the two log-likelihoods, in nats.
 
     >>> preference_margin([-1.0, -5.0], [-2.0, -3.0], [2, 2])
     -0.5
@@ -53,7 +53,7 @@ def preference_margin(
 def chosen_log_likelihood(
     chosen: Sequence[float], rejected: Sequence[float], tokens: Sequence[int]
 ) -> float:
-    """Return the mean log-likelihood of a chosen answer's token.
+    """Return the mean log-likelihood per token of the chosen answers, in nats.
 
     >>> chosen_log_likelihood([-1.0, -5.0], [-2.0, -3.0], [2, 2])
     -1.5

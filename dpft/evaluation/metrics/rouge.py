@@ -1,17 +1,18 @@
 """ROUGE, by either of two scorers.
 
-``rouge_1``, ``rouge_2`` and ``rouge_score_l`` are those of Google's rouge-score; of each input, the
-best reference counts. Words are stemmed (Porter), as in the GEM benchmark's scorer, by which Li et
-al. 2022 (appendix) scored DART; DART's own scorer has no ROUGE. GEM averages the best reference
-over all ways to leave one out; here, as in rouge-score's ``score_multi``, the best of all counts,
-so scores of inputs with several references are a little higher.
+``rouge_1``, ``rouge_2`` and ``rouge_score_l`` are those of Google's rouge-score, with the best
+reference of each input. English words are stemmed (Porter), as in the scorer of the GEM benchmark.
+Li et al. 2022 (appendix) scored DART with it, because DART's own scorer has no ROUGE. GEM omits
+each reference in turn and averages the scores of the best remaining one. This metric uses the best
+of all references, like ``score_multi`` of rouge-score. Inputs with several references therefore
+score slightly higher.
 
 ``rouge_l`` is ROUGE-L as the E2E NLG Challenge computes it: coco-caption's, Lin 2004 with beta 1.2.
-Its arithmetic stands here because the library that holds it (pycocoevalcap) needs Java for its
-tokens, and rouge-score computes another ROUGE-L (beta 1, the best single reference, other tokens).
-With ``dpft.evaluation.metrics.base`` the 19 challenge systems' scores equal those of
-pycocoevalcap with Java to 3e-5, 18 of them to 1e-6: TGen 0.68502 (published 0.6850), Chen 0.67137
-(0.6714).
+The computation is implemented here because the library that contains it (pycocoevalcap) needs Java
+for its tokens. Google's rouge-score computes a different ROUGE-L (beta 1, the best single
+reference, other tokens). With the tokens of ``dpft.evaluation.metrics.base``, the scores of the 19
+challenge systems differ from those of pycocoevalcap with Java by at most 3e-5. For 18 systems, the
+difference is at most 1e-6. TGen scores 0.68502 (published 0.6850), and Chen 0.67137 (0.6714).
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from dpft.evaluation.metrics.base import TEXTS, metric, missing_modules, ptb_tok
 from dpft.evaluation.words import ENGLISH, spaced
 
 BETA = 1.2
-"""Weight of recall against precision in ``rouge_l``, coco-caption's."""
+"""Weight of recall relative to precision in ``rouge_l``, as in coco-caption."""
 
 
 @metric(
@@ -97,7 +98,7 @@ def best_rouge(
     references: Sequence[Sequence[str]],
     language: str | None = None,
 ) -> float:
-    """Return the mean over inputs of the best reference's F-measure, 0..1."""
+    """Return the mean F-measure over inputs, with the best reference of each input, 0..1."""
     from rouge_score.rouge_scorer import RougeScorer
     from rouge_score.tokenizers import DefaultTokenizer
 
@@ -114,18 +115,18 @@ def best_rouge(
 class UnicodeTokenizer:
     """A tokenizer for rouge-score: words of letters and digits of any script, in lower case.
 
-    If no language is set, words of ASCII are stemmed, as rouge-score's own tokenizer stems them.
+    If no language is set, ASCII words are stemmed as by rouge-score's own tokenizer.
     """
 
     def __init__(self, language: str | None) -> None:
-        """Choose whether ASCII words are stemmed."""
+        """Choose whether to stem ASCII words."""
         from rouge_score.tokenizers import DefaultTokenizer
 
         self._language = language
         self._english = DefaultTokenizer(use_stemmer=language is None)
 
     def tokenize(self, text: str) -> list[str]:
-        """Return the words of the text; of a script without blanks, its characters."""
+        """Return the words of the text, or its characters for a script without spaces."""
         words = _WORD.findall(spaced(text.lower(), self._language))
         return [
             token
@@ -140,7 +141,7 @@ _WORD = regex.compile(r"[^\W_]+")
 def segment_rouge_l(prediction: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Return (1 + beta²)PR / (R + beta²P) for one prediction (Lin 2004, equations 2 to 4).
 
-    Precision P and recall R are the largest over the references, each on its own, as in
+    Precision P and recall R are the largest over the references, each independently, as in
     coco-caption. A prediction without tokens scores 0.
     """
     common = [longest_common_subsequence(prediction, reference) for reference in references]
@@ -152,7 +153,7 @@ def segment_rouge_l(prediction: Sequence[str], references: Sequence[Sequence[str
 
 
 def longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return the length of the longest sequence of tokens that both hold in order.
+    """Return the length of the longest sequence of tokens that both texts contain in order.
 
     >>> longest_common_subsequence("the cat sat on the mat".split(), "the mat the cat".split())
     2

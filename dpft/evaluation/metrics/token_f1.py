@@ -1,7 +1,7 @@
 """F1 of the words of a reply, as ParlAI computes it for dialogue.
 
-ParlAI's ``normalize_answer`` lower-cases, makes blanks of punctuation and drops the articles a, an
-and the: "It's the end." reads "it s end".
+ParlAI's ``normalize_answer`` converts text to lower case, replaces punctuation with spaces and
+removes the articles a, an and the. For example, "It's the end." becomes "it s end".
 """
 
 import re
@@ -26,7 +26,7 @@ _PUNCTUATION = re.compile(r"[!\"#$%&()*+,\-./:;<=>?@\[\]\\^`{|}~_']")
 def token_f1(
     predictions: Sequence[str], references: Sequence[Sequence[str]], language: str | None = None
 ) -> float:
-    """Return the mean over inputs of the best reference's F1, 0..1."""
+    """Return the mean F1 over inputs, with the best reference of each input; 0..1."""
     scores = [
         max(pair_f1(words(prediction, language), words(text, language)) for text in texts)
         for prediction, texts in zip(predictions, references, strict=True)
@@ -37,7 +37,7 @@ def token_f1(
 def words(text: str, language: str | None = None) -> list[str]:
     """Return the words that ParlAI compares.
 
-    Articles are dropped for English, and if no language is set.
+    Articles are removed for English, and if no language is set.
 
     >>> words("The end of an era, isn't it?")
     ['end', 'of', 'era', 'isn', 't', 'it']
@@ -49,6 +49,6 @@ def words(text: str, language: str | None = None) -> list[str]:
 
 
 def pair_f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
-    """Return 2PR / (P + R) of the words in common, each as often as both have it."""
+    """Return 2PR / (P + R) of the common words; repeated words count as often as in both texts."""
     common = sum((Counter(prediction) & Counter(reference)).values())
     return 2 * common / (len(prediction) + len(reference)) if common else 0.0

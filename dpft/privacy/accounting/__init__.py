@@ -1,12 +1,12 @@
 """Accounting: epsilon by RDP, PLD, PRV and GDP, and the noise for a target epsilon.
 
-It imports neither torch nor, before an accountant is asked, that accountant's library.
+This package does not import torch, and imports the library of an accountant only when needed.
 
-Worked example: the noise of Li et al. 2022 for E2E at epsilon 3: 410 steps, each of which a record
-joins with probability 1024/42061. RDP (``rdp``) always has a bound, and a loose one. PLD (``pld``)
-composes the privacy loss on a grid, pessimistically: a tighter bound. PRV (``prv``) has bounds on
-both sides, 0.01 above and below its estimate. GDP (``gdp``) is the central limit of many steps: an
-estimate that lies below the truth here, and leads nowhere.
+Worked example: the noise of Li et al. 2022 for E2E at epsilon 3, with 410 steps, each of which a
+record joins with probability 1024/42061. RDP (``rdp``) always has a bound, but a loose one. PLD
+(``pld``) composes the privacy loss on a grid, pessimistically, which gives a tighter bound. PRV
+(``prv``) has bounds on both sides, 0.01 above and below its estimate. GDP (``gdp``) is the central
+limit of many steps. It is an estimate that is below the truth here, and is never the headline.
 
 >>> from dpft.privacy.accounting import gdp, pld, prv, rdp
 >>> mechanism = SampledGaussian(
@@ -20,8 +20,8 @@ estimate that lies below the truth here, and leads nowhere.
 >>> round_up(gdp.epsilon(mechanism).estimate, 2)
 2.33
 
-What is reported (``account``) is the upper bound of the accountant that was asked for, prv unless
-told otherwise, if it answers and is no looser than RDP.
+``account`` reports the upper bound of the chosen accountant, which is prv by default, if this
+accountant answers and is not looser than RDP.
 
 >>> report = account(mechanism)
 >>> report.accountant, round_up(report.epsilon, 4)

@@ -1,9 +1,9 @@
 """The four accountants by name, and the order in which their bounds are reported.
 
 Outside the settings that they were made for, the libraries can take minutes or terabytes inside C
-code that no exception interrupts. Each accountant therefore computes the size of its grid before
-it calls its library, and has no answer if that grid is too large (``prv.MAX_POINTS``,
-``pld.MAX_POINTS``). Answers are kept: a calibration, a report and a curve ask about the same
+code that no exception interrupts. Each accountant therefore computes the size of its grid before it
+calls its library. If that grid is too large, it gives no answer (``prv.MAX_POINTS``,
+``pld.MAX_POINTS``). Answers are cached, because a calibration, a report and a curve use the same
 mechanisms.
 
 >>> evaluate("rdp", SampledGaussian(noise_multiplier=2, sample_rate=1, steps=1, delta=1e-5))
@@ -24,7 +24,8 @@ from dpft.privacy.accounting.mechanism import (
 )
 
 LEADING_ACCOUNTANTS = ("prv", "pld", "rdp")
-"""Accountants whose proven upper bound may be reported, in the order in which they are asked."""
+"""Accountants whose proven upper bound may be the headline, in the order in which they are
+tried."""
 
 MODULES = {"rdp": rdp, "gdp": gdp, "pld": pld, "prv": prv}
 KEPT_ANSWERS = 4096
@@ -35,7 +36,7 @@ def evaluate(name: str, mechanism: Mechanism, **options: float) -> Epsilon:
 
     Args:
         name: "rdp", "gdp", "pld" or "prv".
-        mechanism: What to account for; only "rdp" and "pld" accept a composition.
+        mechanism: Mechanism to account for; only "rdp" and "pld" accept a composition.
         options: Passed to the accountant's ``epsilon``, such as the ``interval`` of "pld".
 
     Raises:
@@ -51,10 +52,10 @@ def evaluate(name: str, mechanism: Mechanism, **options: float) -> Epsilon:
 
 @lru_cache(maxsize=KEPT_ANSWERS)
 def _answer(name: str, mechanism: Mechanism, options: tuple[tuple[str, Any], ...]) -> Epsilon | str:
-    """Return the answer, or the reason why there is none."""
+    """Return the answer, or the reason why there is no answer."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of numpy, at settings that the libraries reject
+            warnings.simplefilter("ignore")  # numpy's warnings, in settings that libraries reject
             answer: Epsilon = MODULES[name].epsilon(mechanism, **dict(options))
     except MemoryError:
         return "It needs more memory than the machine has."
@@ -67,7 +68,7 @@ def headline_order(accountant: str) -> tuple[str, ...]:
     """Return ``accountant``, then the others in the order in which they may replace it.
 
     Raises:
-        InputError: No such accountant may lead (gdp is an estimate).
+        InputError: The bound of ``accountant`` may not be the headline (gdp is an estimate).
     """
     if accountant not in LEADING_ACCOUNTANTS:
         choices = ", ".join(LEADING_ACCOUNTANTS)

@@ -1,14 +1,14 @@
-"""Find the smallest noise multiplier whose epsilon is at most the target.
+"""Calibration: the smallest noise multiplier whose epsilon is at most the target.
 
-*The search.* An evaluation costs from milliseconds to seconds, and log(epsilon) is nearly a
-straight line in log(noise_multiplier), so secants on logarithms find the answer in about four. A
-bracket guards them: the curve has steps where an accountant changes its grid or is clamped at 0,
-and ripples where rounding shows (``smallest_noise``).
+*The search.* An evaluation takes from milliseconds to seconds. log(epsilon) is almost linear in
+log(noise_multiplier), so secants on logarithms find the answer in about four evaluations. A bracket
+makes the search robust. The curve has steps where an accountant changes its grid or is clamped at
+0, and ripples where rounding is visible (``smallest_noise``).
 
-*The order.* Each search starts where a cheaper accountant ended: the central-limit formula
-guesses, RDP (always there, never tight) comes down to PLD, and PLD to PRV, whose evaluations cost
-half a second. So no accountant is asked about noise far below the answer, where they are slow or
-fail (``calibrate_noise_multiplier``).
+*The order.* Each search starts from the result of a cheaper accountant. The central-limit formula
+gives a first guess for RDP, which always has an answer but is never tight. PLD starts from RDP, and
+PRV, whose evaluations take half a second, starts from PLD. No accountant therefore evaluates noise
+far below the answer, where accountants are slow or fail (``calibrate_noise_multiplier``).
 """
 
 import math
@@ -26,26 +26,26 @@ from dpft.strict_model import NotNegative, Positive, StrictModel
 
 
 class Calibration(StrictModel):
-    """What chose the noise multiplier, so that any machine reports the same epsilon.
+    """How the noise multiplier was calibrated, so that any machine reports the same epsilon.
 
-    Absent where the noise was given.
+    Absent if the noise multiplier was given.
     """
 
     accountant: str
-    """The accountant that calibrated."""
+    """Accountant that calibrated the noise."""
     epsilon: NotNegative
-    """The upper bound that it reports for exactly the planned steps."""
+    """Upper bound by this accountant for exactly the planned steps."""
     grid: str
-    """The precision at which it ran, in words."""
+    """Precision of this accountant, as text."""
     target: Positive | None = None
-    """The epsilon that was asked for; null for a search."""
+    """Target epsilon; null for a search."""
 
 
 MIN_NOISE, MAX_NOISE = 0.02, 1e6
-"""Where searches end: below, epsilon is meaningless; above, nothing is learned."""
+"""Limits of searches: below, epsilon is meaningless; above, nothing is learned."""
 
 Curve = Callable[[float], float]
-"""Upper bound on epsilon at a noise multiplier; falls as the noise grows."""
+"""Upper bound on epsilon as a function of the noise multiplier; falls as the noise grows."""
 
 _Point = tuple[float, float]
 
@@ -57,20 +57,20 @@ def smallest_noise(curve: Curve, eps: float, *, start: float, tolerance: float =
     """Return the smallest noise multiplier at which ``curve`` is at most ``eps``.
 
     Args:
-        curve: Epsilon at a noise multiplier, not rising in it but for ripples.
-        eps: Target, above 0.
+        curve: Epsilon as a function of the noise multiplier, which decreases except for ripples.
+        eps: Target epsilon, above 0.
         start: First noise multiplier to try.
-        tolerance: How far below ``eps`` the bound may be, absolute for targets above 1 and
-            relative below; a step in the curve ends the search at its edge instead.
+        tolerance: How far below ``eps`` the bound may be, absolute for targets above 1 and relative
+            below. At a step in the curve, the search ends at the edge of the step instead.
 
     Returns:
-        A number of six significant digits, so that a report can print exactly what was used.
+        A number with six significant digits, so that a report can print exactly the value used.
 
     Guarantees:
         The curve was evaluated at the result, and is at most ``eps`` there.
 
     Raises:
-        AccountantError: No noise between ``MIN_NOISE`` and ``MAX_NOISE`` is at the target.
+        AccountantError: No noise between ``MIN_NOISE`` and ``MAX_NOISE`` reaches the target.
     """
     slack = tolerance * min(1.0, eps)
     point = _evaluate(curve, start)
@@ -86,7 +86,7 @@ def smallest_noise(curve: Curve, eps: float, *, start: float, tolerance: float =
 
 
 def _evaluate(curve: Curve, noise_multiplier: float) -> _Point:
-    """Return (noise multiplier, epsilon), the noise rounded up to six digits and kept in range."""
+    """Return (noise multiplier, epsilon), with the noise rounded up to six digits and in range."""
     digits = Context(prec=6, rounding=ROUND_CEILING)
     noise = float(digits.create_decimal(Decimal(repr(noise_multiplier))))
     noise = min(max(noise, MIN_NOISE), MAX_NOISE)
@@ -102,9 +102,10 @@ def _tighten(low: _Point, high: _Point, eps: float, point: _Point) -> tuple[_Poi
 
 
 def _bracket(curve: Curve, eps: float, slack: float, start: _Point) -> tuple[_Point, _Point]:
-    """Return (noise multiplier, epsilon) above and at or below the target."""
+    """Return two points (noise multiplier, epsilon): above, and at or below the target epsilon."""
     previous = point = start
-    # Epsilon falls at least about as fast as 1/noise: a step in proportion mostly crosses over.
+    # Epsilon falls at least about as fast as 1/noise, so a proportional step usually crosses the
+    # target.
     stretch = min(0.4, 1.1 * abs(_log(point[1]) - _log(eps - slack / 2)))
     while (point[1] <= eps) == (start[1] <= eps):
         previous = point
@@ -129,7 +130,7 @@ def _check_range(point: _Point, eps: float) -> None:
 
 
 def _between(low: _Point, high: _Point, eps: float) -> float:
-    """Return where the line through both points, on logarithms, meets ``eps``."""
+    """Return the noise where the line through both points, on logarithms, reaches ``eps``."""
     top, bottom = _log(low[1]), _log(high[1])
     share = min(max((top - _log(eps)) / (top - bottom), 0.001), 0.999)
     growth: float = (high[0] / low[0]) ** share
@@ -141,7 +142,7 @@ def _log(epsilon: float) -> float:
 
 
 TOLERANCE = 0.02
-"""Most by which the reported bound may fall short of the target."""
+"""Maximum amount by which the reported bound may be below the target."""
 
 _GRIDS = {"rdp": rdp.GRID, "pld": pld.GRID, "prv": prv.GRID}
 
@@ -161,12 +162,12 @@ def calibrate_noise_multiplier(
         delta: Target delta, in (0, 1).
         sample_rate: Probability with which each unit joins a step, in (0, 1].
         steps: Number of noisy steps.
-        accountant: Whose upper bound to hold to: "prv", "pld" or "rdp". Where it has no answer,
-            the next in that order calibrates, and the result names it.
+        accountant: Accountant whose upper bound must be within ``eps``: "prv", "pld" or "rdp". If
+            it has no answer, the next accountant in that order calibrates, and the result names it.
 
     Returns:
-        The noise multiplier, of six significant digits, so that a report can print exactly what
-        was used; and what chose it.
+        The noise multiplier, with six significant digits so that a report can print exactly the
+        value used, and its calibration.
 
     Guarantees:
         ``account`` of the mechanism with ``accountant=calibration.accountant`` reports
@@ -191,17 +192,17 @@ def calibrate_noise_multiplier(
 
 
 class _Calibrator:
-    """One target for one mechanism, whose noise is free."""
+    """Search for the noise multiplier of one mechanism at one target epsilon."""
 
     def __init__(self, mechanism: SampledGaussian, eps: float) -> None:
         self._mechanism = mechanism
         self._eps = eps
 
     def first_of(self, order: tuple[str, ...]) -> tuple[float, Calibration]:
-        """Return the calibration by the first accountant of ``order`` that can.
+        """Return the calibration by the first accountant of ``order`` that succeeds.
 
         Raises:
-            InputError: None can.
+            InputError: No accountant succeeds.
         """
         search = {"rdp": self._by_rdp, "pld": self._by_pld, "prv": self._by_prv}
         errors: dict[str, AccountantError] = {}
@@ -231,7 +232,7 @@ class _Calibrator:
         return smallest_noise(self._curve("pld"), self._eps, start=self._enough)
 
     def _by_prv(self) -> float:
-        """Start where PLD meets the target less PRV's own error: one or two evaluations."""
+        """Search from where PLD reaches the target minus PRV's error: one or two evaluations."""
         if self._mechanism.accounted_rate == 1:
             return smallest_noise(self._curve("prv"), self._eps, start=self._enough)
         margin = min(0.002, 0.02 * self._eps)
@@ -243,7 +244,7 @@ class _Calibrator:
 
     @cached_property
     def _enough(self) -> float:
-        """Noise that RDP finds enough, from where tighter accountants come down cheaply."""
+        """Noise that suffices for RDP, from which tighter accountants search downwards."""
         try:
             return self._by_rdp()
         except AccountantError:
@@ -265,7 +266,7 @@ class _Calibrator:
         report = account(self._at(noise_multiplier), accountant=name)
         is_close = name == "rdp" or report.epsilon >= self._eps - TOLERANCE
         if report.accountant != name or not (report.epsilon <= self._eps and is_close):
-            raise AccountantError("its bound is refused at the noise it asks for")
+            raise AccountantError("its bound is rejected at the noise that it requires")
         exact = name == "prv" and self._mechanism.accounted_rate == 1
         grid = prv.EXACT if exact else _GRIDS[name]
         return Calibration(accountant=name, epsilon=report.epsilon, grid=grid)

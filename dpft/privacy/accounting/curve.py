@@ -1,9 +1,9 @@
 """Epsilon as a function of the number of steps taken.
 
-The curve follows from the plan alone, so that it is public, and the same for a resumed run. It is
-computed when the run starts, which takes seconds at most, since PRV is asked on one mesh for all
-numbers of steps (``epsilon_curve``). ``epsilon_over_steps`` asks on a mesh for each number of
-steps, for tables and plots.
+The curve follows from the plan, so it is public, and the same for a resumed run. It is computed
+when the run starts. This takes seconds at most, because PRV uses one mesh for all numbers of steps
+(``epsilon_curve``). ``epsilon_over_steps`` uses a separate mesh for each number of steps, for
+tables and plots.
 
 >>> curve = EpsilonCurve(steps=(1, 10, 20), epsilons=(0.5, 1.5, 2.0), accountants=("prv",) * 3)
 >>> curve.after(10), curve.after(11)
@@ -24,40 +24,40 @@ from dpft.privacy.plan import PrivacyPlan
 from dpft.strict_model import AtLeastOne, NotNegative, StrictModel
 
 POINTS = 40
-"""Most numbers of steps that a run's curve has."""
+"""Maximum number of points on the curve of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpentEpsilon:
-    """An upper bound of what a number of noisy steps has spent."""
+    """Upper bound on the epsilon that a number of noisy steps has spent."""
 
     epsilon: float
     accountant: str
-    """Whose bound it is."""
+    """Accountant of the bound."""
 
 
 class EpsilonCurve(StrictModel):
-    """Upper bounds of epsilon after some numbers of steps, none lower than the one before.
+    """Upper bounds of epsilon after some numbers of steps, in ascending order.
 
     Guarantees:
-        ``after(n)`` is at least the epsilon of the first n steps: it is the bound of the next
-        number of steps on the curve, which has all of them among its own. No line is drawn between
-        two points: epsilon bends downwards, so that a line would lie below it.
+        ``after(n)`` is at least the epsilon of the first n steps. It is the bound of the next
+        number of steps on the curve, which includes these n steps. Points are not interpolated:
+        epsilon is concave in the number of steps, so a line between two points would be below it.
     """
 
     steps: tuple[AtLeastOne, ...]
     """Numbers of steps, at most 40."""
     epsilons: tuple[NotNegative, ...]
-    """The bound after each."""
+    """Bound after each number of steps."""
     accountants: tuple[str, ...]
-    """Whose bound each is."""
+    """Accountant of each bound."""
 
     def _check_fields(self) -> None:
         if not len(self.steps) == len(self.epsilons) == len(self.accountants):
             raise ValueError("steps, epsilons and accountants must be as many")
 
     def after(self, steps: int) -> SpentEpsilon | None:
-        """Return the bound of ``steps`` steps; None beyond the curve's last."""
+        """Return the bound of ``steps`` steps; None beyond the last point of the curve."""
         place = bisect_left(self.steps, steps)
         if place == len(self.steps):
             return None
@@ -65,9 +65,10 @@ class EpsilonCurve(StrictModel):
 
 
 def curve_grid(steps: int) -> list[int]:
-    """Return at most ``POINTS`` numbers of steps, from 1 to ``steps``, the closer the fewer.
+    """Return at most ``POINTS`` numbers of steps from 1 to ``steps``, denser at the beginning.
 
-    Epsilon grows about as their square root, so that squares are evenly spaced in epsilon.
+    Epsilon grows about as the square root of the number of steps, so squares are evenly spaced in
+    epsilon.
 
     >>> curve_grid(3), curve_grid(410)[:6], curve_grid(410)[-2:]
     ([1, 2, 3], [1, 2, 3, 5, 7, 10], [390, 410])
@@ -81,11 +82,12 @@ def curve_grid(steps: int) -> list[int]:
 def epsilon_curve(mechanism: SampledGaussian, accountant: str) -> EpsilonCurve:
     """Return the curve of a mechanism over its steps.
 
-    Numbers of steps that no accountant bounds are left out.
+    Numbers of steps that no accountant bounds are skipped.
 
     Args:
-        mechanism: All of its steps.
-        accountant: Whose upper bound leads; of "rdp" no other accountant is asked.
+        mechanism: Mechanism with all steps.
+        accountant: Accountant whose upper bound is preferred; for "rdp", no other accountant is
+            used.
     """
     points: list[tuple[int, float, str]] = []
     for steps in curve_grid(mechanism.steps):
@@ -100,9 +102,10 @@ def epsilon_curve(mechanism: SampledGaussian, accountant: str) -> EpsilonCurve:
 
 
 def curve_through(points: Sequence[tuple[int, float, str]]) -> EpsilonCurve:
-    """Return the curve through growing numbers of steps, the bound of each, and whose it is.
+    """Return the curve through ascending numbers of steps, their bounds and accountants.
 
-    A lower bound of more steps bounds fewer, too. Points without a finite bound are left out.
+    A lower bound of a larger number of steps also holds for fewer steps. Points without a finite
+    bound are skipped.
     """
     lowest, leader = math.inf, ""
     kept: list[tuple[int, float, str]] = []
@@ -120,24 +123,25 @@ def curve_through(points: Sequence[tuple[int, float, str]]) -> EpsilonCurve:
 
 
 class EpsilonSoFar:
-    """An upper bound of epsilon after any number of a plan's steps, or of more than planned.
+    """Upper bound of epsilon after any number of a plan's steps, or of more than planned.
 
     Guarantees:
-        It is never below the epsilon of so many steps: it is that of the curve, else RDP's bound,
-        or the bound of the whole plan, which covers its every prefix, if that is lower.
+        The bound is never below the epsilon of this number of steps. It is the bound of the curve,
+        or else RDP's bound. If the bound of the whole plan, which covers all its prefixes, is
+        lower, this bound is used.
     """
 
     def __init__(self, plan: PrivacyPlan, curve: EpsilonCurve) -> None:
         """Prepare for a plan.
 
         Args:
-            plan: The mechanism, and if it was calibrated, the bound of all of its steps.
-            curve: The plan's.
+            plan: The mechanism and, if it was calibrated, the bound of all its steps.
+            curve: Curve of the plan.
         """
         self._plan, self._curve = plan, curve
 
     def __call__(self, steps: int) -> SpentEpsilon:
-        """Return the bound after ``steps`` steps; 0 before the first."""
+        """Return the bound after ``steps`` steps; 0 before the first step."""
         if steps == 0:
             return SpentEpsilon(epsilon=0.0, accountant="rdp")
         spent = self._curve.after(steps)
@@ -151,7 +155,7 @@ class EpsilonSoFar:
 
 
 def _rdp_bound(mechanism: Mechanism) -> float:
-    """Return RDP's bound, infinite where it has none."""
+    """Return RDP's bound, or infinity if RDP has no bound."""
     try:
         upper = evaluate("rdp", mechanism).upper
     except AccountantError:
@@ -167,9 +171,9 @@ class Failure:
     """An accountant that gave no bound at some of the points, for one reason.
 
     Attributes:
-        accountant: Its name.
-        reason: Why, in a sentence.
-        steps: At which numbers of steps.
+        accountant: Name of the accountant.
+        reason: Reason, as a sentence.
+        steps: Numbers of steps without a bound.
     """
 
     accountant: str
@@ -182,14 +186,14 @@ def epsilon_over_steps(
     *,
     accountant: str,
 ) -> list[AccountingReport]:
-    """Return the accounting after each number of steps of ``step_grid``, ascending.
+    """Return the accounting after each number of steps of ``step_grid``, in ascending order.
 
     Args:
-        mechanism: All of its steps.
-        accountant: Whose upper bound should lead.
+        mechanism: Mechanism with all steps.
+        accountant: Accountant whose upper bound should be the headline.
 
     Raises:
-        InputError: No accountant can bound even the first of them.
+        InputError: No accountant can bound even the first number of steps.
     """
     reports: list[AccountingReport] = []
     for steps in step_grid(mechanism.steps):
@@ -202,7 +206,7 @@ def epsilon_over_steps(
 
 
 def step_grid(steps: int) -> list[int]:
-    """Return 1 and the whole numbers nearest above even parts of ``steps``.
+    """Return 1 and equal parts of ``steps``, each rounded up to a whole number.
 
     >>> step_grid(3), step_grid(410)[:4], step_grid(410)[-1]
     ([1, 2, 3], [1, 26, 52, 77], 410)
@@ -211,9 +215,9 @@ def step_grid(steps: int) -> list[int]:
 
 
 def failures(reports: Iterable[AccountingReport]) -> list[Failure]:
-    """Return which accountants gave no bound at which of the points, and why.
+    """Return which accountants gave no bound at which points, and the reason.
 
-    Numbers in a reason that grow with the steps are those of the first of them.
+    Reasons contain the numbers of the first of these points, although they may grow with the steps.
     """
     failures_by_name: dict[str, Failure] = {}
     for report in reports:

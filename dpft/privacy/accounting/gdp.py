@@ -1,9 +1,10 @@
 """Gaussian differential privacy by the central limit theorem: an estimate, not a bound.
 
 Bu et al. 2020 (arXiv 1911.11607), Theorem 5: many sampled Gaussian steps tend to one Gaussian
-mechanism of mu = q * sqrt(T * (exp(1 / sigma^2) - 1)), with q the sample rate, T the steps and
-sigma the noise multiplier. The limit can lie below the true epsilon, so no report may lead with
-it; published tables give it (Li et al. 2022, Table 7), so the number is shown.
+mechanism with mu = q * sqrt(T * (exp(1 / sigma^2) - 1)). Here q is the sample rate, T the number of
+steps and sigma the noise multiplier. The limit can be below the true epsilon, so it is never the
+headline of a report. Reports still show it, because published tables contain it (Li et al. 2022,
+Table 7).
 """
 
 import math
@@ -13,14 +14,14 @@ from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledG
 
 _MAX_EXPONENT = 700.0
 _FAR = -30.0
-"""Below it the tail is taken by its series: ``erfc`` underflows from -38 on."""
+"""Below this value the tail is computed by its series: ``erfc`` underflows from -38 on."""
 
 
 def epsilon(mechanism: SampledGaussian) -> Epsilon:
     """Return the central-limit estimate, without bounds.
 
     Args:
-        mechanism: What to estimate; its ``delta`` is the target.
+        mechanism: Mechanism to estimate; its ``delta`` is the target.
 
     Raises:
         AccountantError: The noise is so small that exp(1 / noise_multiplier^2) overflows.
@@ -33,7 +34,7 @@ def epsilon(mechanism: SampledGaussian) -> Epsilon:
 
 
 def noise_multiplier(*, eps: float, delta: float, sample_rate: float, steps: int) -> float:
-    """Return the noise multiplier whose central-limit estimate is ``eps``: a first guess.
+    """Return the noise multiplier whose central-limit estimate is ``eps``, as a first guess.
 
     Args:
         eps: Target epsilon, above 0.
@@ -49,10 +50,10 @@ def noise_multiplier(*, eps: float, delta: float, sample_rate: float, steps: int
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Return the epsilon of a mu-Gaussian-DP mechanism (Dong et al. 2019, Corollary 2.13).
 
-    The epsilon at which delta = Phi(-eps/mu + mu/2) - exp(eps) * Phi(-eps/mu - mu/2).
+    This is the epsilon at which delta = Phi(-eps/mu + mu/2) - exp(eps) * Phi(-eps/mu - mu/2).
 
     Args:
-        mu: Distance of the two Gaussians' means in standard deviations; 0 where it underflows.
+        mu: Distance of the means of the two Gaussians in standard deviations; 0 if it underflows.
         delta: Target delta, in (0, 1).
     """
     if mu == 0 or _log_delta(mu, 0.0) <= math.log(delta):
@@ -64,14 +65,14 @@ def gaussian_mu(eps: float, delta: float) -> float:
     """Return the mu at which a Gaussian mechanism has this epsilon: ``gaussian_epsilon`` inverted.
 
     Args:
-        eps: Its epsilon, above 0.
-        delta: At this delta, in (0, 1).
+        eps: Epsilon of the mechanism, above 0.
+        delta: Delta at which this epsilon holds, in (0, 1).
     """
     return _root(lambda mu: _log_delta(mu, eps) - math.log(delta), high=1.0)
 
 
 def _log_delta(mu: float, eps: float) -> float:
-    """Return log delta of Corollary 2.13, in logarithms so that no tail underflows."""
+    """Return log delta of Corollary 2.13, computed with logarithms so that no tail underflows."""
     first = _log_normal_cdf(-eps / mu + mu / 2)
     second = eps + _log_normal_cdf(-eps / mu - mu / 2)
     if second >= first:
@@ -80,7 +81,7 @@ def _log_delta(mu: float, eps: float) -> float:
 
 
 def _log_normal_cdf(x: float) -> float:
-    """Return log Phi(x), as scipy's ``log_ndtr``, whose import takes longer than an answer."""
+    """Return log Phi(x), like scipy's ``log_ndtr``, whose import takes longer than an answer."""
     if x > _FAR:
         return math.log(math.erfc(-x / math.sqrt(2)) / 2)
     square = x**-2  # Abramowitz and Stegun, 26.2.12

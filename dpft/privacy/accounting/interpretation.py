@@ -1,30 +1,30 @@
-"""Explain epsilon: accuracy of membership guesses, and the noise relative to the gradients.
+"""Interpretation of epsilon: accuracy of membership guesses, and noise relative to gradients.
 
-*Membership.* A test sees the released model, knows every record but those of one unit, and says
-whether that unit was among those trained on. Where the mechanism is (eps, delta)-differentially
+*Membership.* A test sees the released model, knows every record except those of one unit, and
+decides whether this unit was in the training data. If the mechanism is (eps, delta)-differentially
 private, its errors satisfy ``false_positives + e^eps * false_negatives >= 1 - delta``, and the same
-with the two exchanged (Kairouz et al. 2015, arXiv 1311.0776, Theorem 2.1). The sum of both bounds
-the advantage, ``1 - false_positives - false_negatives``, by
-``(e^eps - 1 + 2 delta) / (e^eps + 1)``. Where either case is as likely as the other, the test is
-therefore wrong with a probability of at least ``(1 - delta) / (e^eps + 1)``; some mechanism of this
-epsilon and delta meets it with equality.
+with both exchanged (Kairouz et al. 2015, arXiv 1311.0776, Theorem 2.1). The sum of both bounds the
+advantage, ``1 - false_positives - false_negatives``, by ``(e^eps - 1 + 2 delta) / (e^eps + 1)``. If
+both cases are equally likely, the test is therefore wrong with a probability of at least
+``(1 - delta) / (e^eps + 1)``. Some mechanism with this epsilon and delta reaches equality.
 
-*Signal.* A warning is public, so it may not depend on a record: not on gradients, which it is
-about. What is left is the best case. Clipped gradients have at most the length C, so that those of
-a batch of the expected size B sum to at most B * C, where all point the same way, and those of T
-steps to T * B * C. The noise of T steps has the standard deviation sqrt(T) * noise_multiplier * C
-in every direction, and about sqrt(d) times that as its length over d trainable parameters. Hence,
-with ``strength`` for sqrt(T) * B / noise_multiplier:
+*Signal.* A warning is public, so it must not depend on a record, and therefore not on gradients.
+This leaves the best case. Clipped gradients have at most the norm C. If all gradients point in the
+same direction, those of a batch of the expected size B sum to B * C. Those of T steps sum to T * B
+* C. The noise of T steps has the standard deviation sqrt(T) * noise_multiplier * C in every
+direction. Its norm over d trainable parameters is about sqrt(d) times as large. Let ``strength`` be
+sqrt(T) * B / noise_multiplier.
 
-- Along the best direction, once that is known, signal to noise is ``strength``. T steps of
+- Along the best direction, if that is known, the signal-to-noise ratio is ``strength``. T steps of
   sensitivity B * C are ``strength``-Gaussian-DP (Dong et al. 2019, Corollary 3.3) for all records
-  of batches of size B at once, so who guesses from the model whether it was trained on them or on
-  nothing is right at most Phi(strength / 2) of the time: 0.69 at 1. No optimizer makes more of it.
-- Over all parameters, signal to noise in length is ``strength`` / sqrt(d). This is no proof:
-  a signal in few directions can be learnt below 1, and is (private fine-tuning of large models
-  works at 0.2 and more in this best case, Li et al. 2022). Far below, an update is noise in all
-  but name. An encoder of 23 million parameters learned nothing of 600 sentences at 0.2, and its
-  head alone, at 34, did (docs/how-to/bad-scores.md): below 0.5 ``dpft plan`` says so.
+  of batches of size B at once. A guess from the model, whether it was trained on these records or
+  on nothing, is therefore right with a probability of at most Phi(strength / 2): 0.69 at 1. No
+  optimizer can use more.
+- Over all parameters, the ratio of the norms of signal and noise is ``strength`` / sqrt(d). This is
+  not a proof: a signal in few directions can be learned below 1. Private fine-tuning of large
+  models works at 0.2 and more in this best case (Li et al. 2022). Far below, an update is almost
+  only noise. An encoder with 23 million parameters learned nothing from 600 sentences at 0.2, and
+  its head, at 34, did learn (docs/how-to/hyperparameters.md). ``dpft plan`` warns below 0.5.
 """
 
 import math
@@ -33,32 +33,32 @@ from decimal import ROUND_FLOOR, Context, Decimal
 from dpft.privacy.accounting.mechanism import SampledGaussian
 
 LEAST_STRENGTH = 1.0
-"""Best-case signal to noise in a known direction below which nothing can be learnt."""
+"""Best-case signal-to-noise ratio in a known direction below which nothing can be learned."""
 LEAST_SHARE = 0.01
-"""Best-case signal to noise in length below which an update is noise: a twentieth of the least of
-the published recipes at epsilon 0.5."""
+"""Best-case ratio of the norms of signal and noise below which an update is noise: a twentieth of
+the lowest ratio of the published recipes at epsilon 0.5."""
 LITTLE_SHARE = 0.5
-"""Below it little is left to learn, though an update is not noise alone."""
+"""Ratio below which little can be learned, although an update is not only noise."""
 
 
 def signal_share(
     mechanism: SampledGaussian, *, expected_batch_size: float, trainable_parameters: int
 ) -> float:
-    """Return the best case of all gradients of a run over their noise, in length.
+    """Return the norm of all gradients of a run, at best, divided by the norm of their noise.
 
     Args:
-        mechanism: Of the whole run.
-        expected_batch_size: Its sample rate times the public number of units.
-        trainable_parameters: How many numbers get noise.
+        mechanism: Mechanism of the whole run.
+        expected_batch_size: Sample rate times the public number of units.
+        trainable_parameters: Number of values that get noise.
     """
     strength = math.sqrt(mechanism.steps) * expected_batch_size / mechanism.noise_multiplier
     return strength / math.sqrt(trainable_parameters)
 
 
 def signal_notes(share: float) -> list[str]:
-    """Return what raises the share of signal where it leaves little to learn; else nothing.
+    """Return advice for raising a signal share that leaves little to learn; otherwise nothing.
 
-    Where it leaves nothing at all, ``noise_warnings`` says so instead.
+    If the share leaves nothing to learn, ``noise_warnings`` returns a warning instead.
     """
     if not LEAST_SHARE <= share < LITTLE_SHARE:
         return []
@@ -72,12 +72,12 @@ def signal_notes(share: float) -> list[str]:
 def noise_warnings(
     mechanism: SampledGaussian, *, expected_batch_size: float, trainable_parameters: int = 1
 ) -> list[str]:
-    """Return a warning where noise drowns any signal, else none.
+    """Return a warning if the noise drowns any signal; otherwise nothing.
 
     Args:
-        mechanism: Of the whole run.
-        expected_batch_size: Its sample rate times the public number of units.
-        trainable_parameters: How many numbers get noise; 1 where that is not known.
+        mechanism: Mechanism of the whole run.
+        expected_batch_size: Sample rate times the public number of units.
+        trainable_parameters: Number of values that get noise; 1 if this number is not known.
     """
     sizes = {"expected_batch_size": expected_batch_size}
     strength = signal_share(mechanism, trainable_parameters=1, **sizes)
@@ -94,15 +94,16 @@ def noise_warnings(
 
 
 EXACT = Context(prec=60, traps=[])
-"""In how many digits the bound is computed, so that only printing rounds; e^1e9 is infinite."""
+"""Context with so many digits that only printing rounds the bound; e^1e9 is infinite."""
 SIGNIFICANT, DECIMALS = 2, 1
-"""Digits of the least percentage of errors as it is printed, and decimals, whichever is more."""
+"""Significant digits and decimals of the printed least error percentage; the finer one applies."""
 LEAST_ERROR = Decimal("1e-6")
-"""An error this rare is none to a reader: no percentage is printed."""
+"""Error rate below which no percentage is printed, because such an error is negligible to
+readers."""
 
 
 def lowest_attack_error(epsilon: float, delta: float) -> Decimal:
-    """Return how often, at least, a test of membership is wrong, in [0, 1/2].
+    """Return the minimum error rate of a membership test, in [0, 1/2].
 
     Args:
         epsilon: At least 0.
@@ -113,9 +114,9 @@ def lowest_attack_error(epsilon: float, delta: float) -> Decimal:
 
 
 def best_attack_accuracy(epsilon: float, delta: float) -> str | None:
-    """Return, in percent and rounded up, how often a test of membership can be right.
+    """Return the maximum accuracy of a membership test in percent, rounded up.
 
-    None where that is so close to always that the bound tells nothing.
+    Return None if the accuracy is so close to 100 % that the bound is not informative.
 
     Guarantees:
         The printed number is never below the bound, and below 100.

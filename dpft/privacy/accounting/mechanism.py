@@ -1,7 +1,8 @@
-"""Describe the mechanism to an accountant: a sampled Gaussian and its number of steps.
+"""Description of a mechanism for the accountants: sampled Gaussians and their number of steps.
 
-It stands apart from the accountants so that what happened (a sampled Gaussian, repeated) and what
-it costs (an epsilon) vary independently, as in dp_accounting's events and accountants.
+This module is separate from the accountants, so that the mechanism (a sampled Gaussian, repeated)
+and its cost (an epsilon) vary independently. dp_accounting separates events and accountants in the
+same way.
 """
 
 import math
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class AccountantError(ArithmeticError):
-    """An accountant that cannot bound a mechanism, with the reason in one plain sentence."""
+    """Error of an accountant that cannot bound a mechanism; the message is the reason."""
 
 
 RATE_MARGIN = 1e-9
-"""By how much of it the sample rate may be exceeded before an epsilon would be too small; the draw
-itself is far nearer (``privacy.binomial``)."""
+"""Relative amount by which the true sample rate may exceed the nominal rate before epsilon would be
+too small. The draw is far more precise (``privacy.sampling``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +29,13 @@ class SampledGaussian:
     """Poisson sampling, then Gaussian noise on a clipped sum, repeated ``steps`` times.
 
     Attributes:
-        noise_multiplier: Standard deviation of the noise over the sum's L2 sensitivity.
+        noise_multiplier: Standard deviation of the noise divided by the L2 sensitivity of the sum.
         sample_rate: Probability with which each unit joins a step, independently, in (0, 1].
-        steps: Number of noisy steps, counting the steps whose draw is empty.
-        delta: The delta at which epsilon is asked for, in (0, 1).
+        steps: Number of noisy steps, including steps with an empty draw.
+        delta: Delta at which epsilon is computed, in (0, 1).
 
     Raises:
-        InputError: A value is outside its range; the sentence names it.
+        InputError: A value is outside its range; the message names the value.
     """
 
     noise_multiplier: float
@@ -72,13 +73,13 @@ class SampledGaussian:
 
     @property
     def accounted_rate(self) -> float:
-        """The rate that accountants are asked about: above ``sample_rate`` by ``RATE_MARGIN``."""
+        """Sample rate that accountants use: ``sample_rate * (1 + RATE_MARGIN)``, at most 1."""
         return min(1.0, self.sample_rate * (1 + RATE_MARGIN))
 
     def event(self) -> "dp_accounting.DpEvent":
         """Return the mechanism as dp_accounting's event, for add-or-remove-one neighbors.
 
-        Its sampling probability is ``accounted_rate``.
+        The sampling probability of the event is ``accounted_rate``.
         """
         import dp_accounting
 
@@ -89,10 +90,11 @@ class SampledGaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
-    """Sampled Gaussians one after the other on the same data, of differing noise or rate.
+    """Sequence of sampled Gaussians with different noise or rates on the same data.
 
     Attributes:
-        parts: One or more, all with the same ``delta``, which is that of their composition.
+        parts: At least one mechanism, all with the same ``delta``, which is that of the
+            composition.
     """
 
     parts: tuple[SampledGaussian, ...]
@@ -103,7 +105,7 @@ class Composition:
 
     @property
     def delta(self) -> float:
-        """The delta at which epsilon is asked for."""
+        """Delta at which epsilon is computed."""
         return self.parts[0].delta
 
     @property
@@ -123,16 +125,18 @@ Mechanism = SampledGaussian | Composition
 
 @dataclass(frozen=True, kw_only=True)
 class Epsilon:
-    """What an accountant says of a mechanism: proven bounds, an estimate, or some of them.
+    """Result of an accountant for a mechanism: proven bounds, an estimate, or some of them.
 
     Guarantees:
-        No value is negative: bounds below zero (PRV's error terms can take them there) become 0,
-        which every mechanism satisfies as a lower bound and which weakens an upper bound.
+        No value is negative. Bounds below zero, which PRV's error terms can cause, become 0. Every
+        mechanism satisfies 0 as a lower bound, and an upper bound becomes weaker.
 
     Attributes:
-        lower: Proven lower bound on the mechanism's epsilon; None if the accountant gives none.
-        estimate: Unproven value; None if the accountant gives none.
-        upper: Proven upper bound, the only value fit to be a headline; None if there is none.
+        lower: Proven lower bound of the mechanism's epsilon; None if the accountant has no lower
+            bound.
+        estimate: Unproven value; None if the accountant has no estimate.
+        upper: Proven upper bound, the only value that may be a headline; None if the accountant has
+            no upper bound.
 
     Raises:
         AccountantError: A value is infinite or not a number, which bounds nothing.
@@ -152,14 +156,15 @@ class Epsilon:
 
 
 def rounding_slack(steps: int, precision: float) -> float:
-    """Return how much probability a composition by FFT may have lost or invented.
+    """Return how much probability a composition by FFT may have lost or added by rounding.
 
-    An FFT carries a relative error of about ``precision`` per frequency; raising the transform
-    to the power ``steps`` multiplies it by ``steps``, and the inverse spreads it over the tail
-    that delta is read from. Against compositions in 80-bit arithmetic, the error of delta was at
-    most 1.25 * steps * precision on 13 settings (rates 1e-6 to 0.5, 410 to 1e6 steps, grids of
-    1e-3 and 1e-4), so 4 leaves a margin of three. It is nothing in usual settings (4e-13 at 410
-    steps), and it decides where delta is 1e-10 after 1e5 steps.
+    An FFT has a relative error of about ``precision`` per frequency. Raising the transform to the
+    power ``steps`` multiplies this error by ``steps``. The inverse transform spreads the error over
+    the tail that determines delta. Compared with compositions in 80-bit arithmetic, the error of
+    delta was at most 1.25 * steps * precision. This holds for 13 settings (rates 1e-6 to 0.5, 410
+    to 1e6 steps, grids of 1e-3 and 1e-4). A factor of 4 therefore leaves a margin of three. The
+    slack is negligible in usual settings (4e-13 at 410 steps), but matters if delta is 1e-10 after
+    1e5 steps.
 
     Args:
         steps: Number of compositions.
@@ -169,7 +174,7 @@ def rounding_slack(steps: int, precision: float) -> float:
 
 
 def delta_within_rounding(mechanism: Mechanism, precision: float) -> float:
-    """Return the smaller delta at which an FFT accountant must be asked to stay an upper bound.
+    """Return the reduced delta at which the result of an FFT accountant is an upper bound.
 
     Raises:
         AccountantError: Rounding could take more than half of delta.

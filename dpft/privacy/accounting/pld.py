@@ -1,12 +1,13 @@
 """Accounting by privacy loss distributions (PLD), with dp_accounting: an upper bound.
 
 Koskela et al. 2020 (arXiv 1906.03049) with the pessimistic connect-the-dots grid of Doroshenko et
-al. 2022 (arXiv 2207.04380): an upper bound on any grid, apart from rounding. The library composes
-in float64; after 1e5 steps its rounding moves delta by 1e-11, which at delta = 2e-10 was seen to
-put epsilon 0.012 below the truth. So this module asks for epsilon at a delta smaller by that much.
+al. 2022 (arXiv 2207.04380). The result is an upper bound on any grid, apart from rounding. The
+library composes in float64. After 1e5 steps its rounding changes delta by 1e-11, which at delta =
+2e-10 put epsilon 0.012 below the truth. This module therefore computes epsilon at a delta that is
+smaller by that amount.
 
-Time and memory grow with the number of points of the grid. It is computed before one step is
-discretized and again before the steps are composed; a grid that is too large is rejected.
+Time and memory grow with the number of points of the grid. This number is computed before one step
+is discretized and again before the steps are composed. A grid that is too large is rejected.
 """
 
 import sys
@@ -28,19 +29,20 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 INTERVAL = 1e-3
-"""Grid of the table and of brackets: ten times faster than 1e-4, at epsilons equal to 2e-4."""
+"""Grid for tables and brackets: ten times faster than 1e-4, with epsilons equal to within 2e-4."""
 
 FINE_INTERVAL = 1e-4
-"""Grid of a bound that the coarse one makes too loose."""
+"""Grid for a bound that the coarse grid makes too loose."""
 
 SMALL_EPSILON = 0.1
-"""Below it the fine grid costs little, and the coarse grid's rounding is a large share."""
+"""Epsilon below which the fine grid costs little, and rounding on the coarse grid is a large
+share."""
 
 MAX_STEP_POINTS = 2**21
-"""Most points of one step: about 10 s and half a GiB."""
+"""Maximum number of points for one step: about 10 s and half a GiB."""
 
 MAX_POINTS = 2**23
-"""Most points of all steps: about 3 s and 1 GiB."""
+"""Maximum number of points for all steps: about 3 s and 1 GiB."""
 
 MANY_STEPS = 1000
 TAIL_MASS = 1e-15
@@ -53,12 +55,12 @@ def epsilon(mechanism: Mechanism, interval: float = INTERVAL) -> Epsilon:
     """Return the PLD upper bound, for add-or-remove-one neighbors.
 
     Args:
-        mechanism: What to account for; its ``delta`` is the target.
-        interval: Spacing of the privacy losses that the distribution is rounded up to, in
-            nats; bounds under ``SMALL_EPSILON`` are computed again on ``FINE_INTERVAL``.
+        mechanism: Mechanism to account for; its ``delta`` is the target.
+        interval: Spacing of the privacy losses that the distribution is rounded up to, in nats.
+            Bounds below ``SMALL_EPSILON`` are computed again with ``FINE_INTERVAL``.
 
     Guarantees:
-        The bound is taken at ``delta - rounding_slack``, so that float64 rounding cannot make it
+        The bound is computed at ``delta - rounding_slack``, so that float64 rounding cannot make it
         an underestimate.
 
     Raises:
@@ -79,12 +81,13 @@ def deltas(
     """Return the PLD upper bound of delta at each epsilon, for add-or-remove-one neighbors.
 
     Args:
-        mechanism: What to account for; its own ``delta`` plays no part.
-        epsilons: At least 0 each.
+        mechanism: Mechanism to account for; its ``delta`` is not used.
+        epsilons: Epsilons, each at least 0.
         interval: As in ``epsilon``.
 
     Guarantees:
-        What float64 rounding can take from a bound is added to it (``rounding_slack``).
+        The amount by which float64 rounding could lower a bound is added to it
+        (``rounding_slack``).
     """
     slack = rounding_slack(mechanism.steps, sys.float_info.epsilon)
     bounds = _composed(mechanism, interval).get_delta_for_epsilon(list(epsilons))
@@ -93,7 +96,7 @@ def deltas(
 
 @lru_cache(maxsize=4)
 def _composed(mechanism: Mechanism, interval: float) -> "PrivacyLossDistribution":
-    """Return the distribution of all steps, kept: more than one question is asked of it."""
+    """Return the distribution of all steps, cached because several questions use it."""
     import dp_accounting
 
     parts = mechanism.parts if isinstance(mechanism, Composition) else (mechanism,)
@@ -107,10 +110,10 @@ def _composed(mechanism: Mechanism, interval: float) -> "PrivacyLossDistribution
 
 
 def _points(one: "PrivacyLossDistribution", steps: int) -> int:
-    """Return how many points the distribution of a number of steps will have."""
+    """Return the number of points of the distribution of a number of steps."""
     from dp_accounting.pld import common
 
-    # The library makes the masses of a distribution public nowhere.
+    # The library has no public access to the masses of a distribution.
     masses = [pmf.to_dense_pmf()._probs for pmf in (one._pmf_remove, one._pmf_add)]
     bounds = [common.compute_self_convolve_bounds(mass, steps, TAIL_MASS) for mass in masses]
     return max(int(upper - lower) for lower, upper in bounds)
@@ -119,8 +122,8 @@ def _points(one: "PrivacyLossDistribution", steps: int) -> int:
 def _dense(one: "PrivacyLossDistribution", steps: int) -> "PrivacyLossDistribution":
     """Return the distribution with its masses in an array, if the library would convert it too.
 
-    It decides that by an exact integer, the number of points to the power of steps, which takes 5 s
-    at ten million steps.
+    The library decides this by an exact integer, the number of points to the power of steps, which
+    takes 5 s at ten million steps.
     """
     import dp_accounting
 
@@ -140,7 +143,7 @@ def _check_size(points: float, most: int) -> None:
 def _one_step(
     noise_multiplier: float, sample_rate: float, interval: float
 ) -> "PrivacyLossDistribution":
-    """Return the distribution of one step, kept: most of the price of a number of steps."""
+    """Return the distribution of one step, cached because it dominates the cost."""
     import dp_accounting
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 

@@ -1,11 +1,11 @@
 """Accounting by privacy random variables (PRV), with prv_accountant: bounds on both sides.
 
-Gopi et al. 2021 (arXiv 2106.02848), Theorem 5.5: the composition on a mesh of
-eps_error / sqrt(steps/2 * log(12/delta_error)) is within (eps_error, delta_error) of the truth.
-Time and memory grow with the number of mesh points, which is known beforehand: a mesh that would
-be too large is rejected at once, so that the answer does not depend on a machine's speed.
-Without sampling (sample_rate 1) the library fails, and none is needed: composed Gaussians are one
-Gaussian, whose epsilon is exact (Balle and Wang 2018, arXiv 1805.06530, Theorem 8).
+Gopi et al. 2021 (arXiv 2106.02848), Theorem 5.5: the composition on a mesh of eps_error /
+sqrt(steps/2 * log(12/delta_error)) is within (eps_error, delta_error) of the truth. Time and memory
+grow with the number of mesh points, which is known in advance. A mesh that would be too large is
+rejected at once, so that the answer does not depend on the speed of the machine. Without sampling
+(sample_rate 1) the library fails, and is not needed. Composed Gaussians are one Gaussian, whose
+epsilon is exact (Balle and Wang 2018, arXiv 1805.06530, Theorem 8).
 """
 
 import math
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 EPS_ERROR = 0.01
 DELTA_ERROR_SHARE = 1e-3
 MAX_POINTS = 2**20
-"""Most points of the mesh: about 5 s and half a GiB."""
+"""Maximum number of points of the mesh: about 5 s and half a GiB."""
 
 GRID = f"eps_error {EPS_ERROR:g}, delta_error delta/{1 / DELTA_ERROR_SHARE:.0f}"
 EXACT = "exact analytic Gaussian"
 
 
 def epsilon(mechanism: SampledGaussian, longest: int | None = None) -> Epsilon:
-    """Return lower bound, estimate and upper bound; all three equal where sample_rate is 1.
+    """Return lower bound, estimate and upper bound, which are equal if sample_rate is 1.
 
     Args:
-        mechanism: What to account for; its ``delta`` is the target.
-        longest: Steps of a longer run of the same mechanism, whose mesh, kept, then serves for all
-            numbers of steps up to it: it is finer than theirs, and its error the same.
+        mechanism: Mechanism to account for; its ``delta`` is the target.
+        longest: Number of steps of a longer run of the same mechanism. Its mesh is cached and used
+            for all smaller numbers of steps: it is finer than their meshes, with the same error.
 
     Raises:
-        AccountantError: The mesh would have more than ``MAX_POINTS`` points, or rounding could
-            take more than half of delta.
+        AccountantError: The mesh would have more than ``MAX_POINTS`` points, or rounding could take
+            more than half of delta.
         RuntimeError: The mesh is too coarse for the mechanism (from prv_accountant).
     """
     if mechanism.accounted_rate == 1:
         import dp_accounting
 
-        # Gaussians compose: ``steps`` of them are one of noise_multiplier / sqrt(steps).
+        # Gaussians compose: ``steps`` of them are one with noise_multiplier / sqrt(steps).
         noise = mechanism.noise_multiplier / math.sqrt(mechanism.steps)
         exact = dp_accounting.get_epsilon_gaussian(noise, mechanism.delta)
         return Epsilon(lower=exact, estimate=exact, upper=exact)
@@ -70,7 +70,7 @@ def epsilon(mechanism: SampledGaussian, longest: int | None = None) -> Epsilon:
 
 @lru_cache(maxsize=1)
 def _kept_accountant(mechanism: SampledGaussian) -> "PRVAccountant | AccountantError":
-    """Return the library's accountant, or why there is none, which takes as long to find out."""
+    """Return the library's accountant, or the error, which takes as long to find."""
     try:
         return _accountant(mechanism)
     except (ArithmeticError, RuntimeError) as error:
@@ -78,7 +78,7 @@ def _kept_accountant(mechanism: SampledGaussian) -> "PRVAccountant | AccountantE
 
 
 def _accountant(mechanism: SampledGaussian) -> "PRVAccountant":
-    """Return the library's accountant of up to the mechanism's steps."""
+    """Return the library's accountant for up to the mechanism's number of steps."""
     import prv_accountant
     from prv_accountant.accountant import compute_safe_domain_size
 
@@ -86,7 +86,7 @@ def _accountant(mechanism: SampledGaussian) -> "PRVAccountant":
         noise_multiplier=mechanism.noise_multiplier, sampling_probability=mechanism.accounted_rate
     )
     delta_error = mechanism.delta * DELTA_ERROR_SHARE
-    # How far the mesh must reach (Remark 5.6), in nats, if so wide a mesh is feasible.
+    # Required reach of the mesh (Remark 5.6), in nats, if so wide a mesh is feasible.
     steps = mechanism.steps
     half_width = float(compute_safe_domain_size([variable], [steps], EPS_ERROR, delta_error))
     points = 2 * half_width / (EPS_ERROR / math.sqrt(steps / 2 * math.log(12 / delta_error)))
@@ -95,7 +95,8 @@ def _accountant(mechanism: SampledGaussian) -> "PRVAccountant":
             f"It needs a mesh of {points:.2g} points; at most {MAX_POINTS} are used."
         )
     with warnings.catch_warnings():
-        # It warns that eps_max is taken on trust; this one is the library's own.
+        # The library warns that it does not check eps_max; this value comes from the library
+        # itself.
         warnings.simplefilter("ignore", UserWarning)
         return prv_accountant.PRVAccountant(
             prvs=[variable],

@@ -1,13 +1,13 @@
 """Accounting by Renyi differential privacy (RDP) of the sampled Gaussian.
 
 Mironov et al. 2019 (arXiv 1908.10530), section 3.3, with the conversion to (epsilon, delta) of
-arXiv 2004.00010, Proposition 12, by dp_accounting. It never fails and is never tight: the check on
-the other accountants, and the last resort.
+arXiv 2004.00010, Proposition 12, by dp_accounting. RDP never fails and is never tight. It is the
+check for the other accountants, and the fallback.
 
-The divergence at order a is log(A) / (a - 1). dp_accounting adds the terms of A one by one, some
-20,000 for all orders, a fifth of a second for each noise that a calibration tries; here all orders'
-terms are one array, a hundred times as fast. tests/privacy/accounting/test_rdp.py holds both
-against each other.
+The divergence at order a is log(A) / (a - 1). dp_accounting adds the terms of A one by one, about
+20,000 for all orders. This takes a fifth of a second for each noise multiplier that a calibration
+tries. Here the terms of all orders are one array, which is a hundred times as fast.
+tests/privacy/accounting/test_rdp.py compares both.
 """
 
 import math
@@ -25,8 +25,8 @@ ORDERS = (
     *range(11, 64),
     *(64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024, 2048, 4096),
 )
-"""dp_accounting's default orders and, for small epsilons, more of the large ones. Every order
-gives a valid bound, so more of them only tighten."""
+"""dp_accounting's default orders and, for small epsilons, more large orders. Every order gives a
+valid bound, so more orders can only tighten the bound."""
 
 GRID = f"{len(ORDERS)} Renyi orders from 1.1 to 4096"
 
@@ -35,7 +35,7 @@ def epsilon(mechanism: Mechanism) -> Epsilon:
     """Return the RDP upper bound, for add-or-remove-one neighbors.
 
     Args:
-        mechanism: What to account for; its ``delta`` is the target.
+        mechanism: Mechanism to account for; its ``delta`` is the target.
     """
     parts = mechanism.parts if isinstance(mechanism, Composition) else (mechanism,)
     return epsilon_of_curve(sum(map(curve, parts[1:]), curve(parts[0])), mechanism.delta)
@@ -45,17 +45,18 @@ def curve(mechanism: SampledGaussian) -> "NDArray[np.float64]":
     """Return the Renyi divergence at each of ``ORDERS``, for add-or-remove-one neighbors.
 
     Args:
-        mechanism: What to account for; its ``delta`` is not read.
+        mechanism: Mechanism to account for; its ``delta`` is not used.
     """
     return mechanism.steps * _one_step(mechanism.noise_multiplier, mechanism.accounted_rate)
 
 
 @lru_cache(maxsize=256)
 def _one_step(noise_multiplier: float, rate: float) -> "NDArray[np.float64]":
-    """Return the divergences of one step, cached because a run asks for them again and again.
+    """Return the divergences of one step, cached because a run needs them repeatedly.
 
-    A divergence grows with its order. So if rounding is all that is left of one, that of the next
-    whole order, which loses no digits, replaces it: a bound is never lost to rounding.
+    A divergence grows with its order. If only rounding errors are left of a divergence, the
+    divergence at the next whole order, which loses no digits, replaces it. Rounding therefore never
+    invalidates a bound.
     """
     import numpy as np
 
@@ -74,15 +75,15 @@ def _one_step(noise_multiplier: float, rate: float) -> "NDArray[np.float64]":
 _LOST_TO_ROUNDING = 1e-12
 _MOST_TERMS, _TERMS_AT_ONCE = 1000, 64
 _SMALL = 30.0
-"""A term of e^-30 of the sum ends it, as in dp_accounting."""
+"""The sum ends at a term of e^-30 of the sum, as in dp_accounting."""
 
 
 @cache
 def _terms_of_whole_orders() -> "tuple[NDArray[Any], ...]":
-    """Return the whole orders, with the next of each broken one, and what of their terms is fixed.
+    """Return the whole orders, including those next above fractional orders, and fixed term data.
 
-    That is, of each term, order by order: its order a, its power k = 2 to a and log(a over k). The
-    last are the places at which orders begin.
+    The data of each term, order by order, are its order a, its power k from 2 to a, and log(a over
+    k). The last array contains the places at which orders begin.
     """
     import numpy as np
     from scipy.special import gammaln
@@ -98,7 +99,8 @@ def _at_whole_orders(noise: float, rate: float) -> "tuple[NDArray[Any], NDArray[
     """Return whole orders and the divergence at each (Mironov et al. 2019, section 3.3).
 
     A = sum over k of (a over k) (1-q)^(a-k) q^k exp((k^2 - k) / (2 noise^2)), and without the exp
-    the sum is 1. So A - 1 is the sum with exp(...) - 1, whose terms are 0 or more, from k = 2 on.
+    the sum is 1. A - 1 is therefore the sum with exp(...) - 1, whose terms are at least 0, from k =
+    2 on.
     """
     import numpy as np
 
@@ -114,10 +116,11 @@ def _at_whole_orders(noise: float, rate: float) -> "tuple[NDArray[Any], NDArray[
 def _at_broken_orders(
     noise: float, rate: float, orders: "NDArray[np.float64]"
 ) -> "NDArray[np.float64]":
-    """Return the divergence at orders that are not whole; infinity where the series is too long.
+    """Return the divergence at fractional orders; infinity if the series is too long.
 
-    A is an integral over (-inf, z0] and one over [z0, inf), each a series of its own (Mironov et
-    al. 2019, section 3.3), whose terms' amounts are added here, an upper bound.
+    A is an integral over (-inf, z0] plus an integral over [z0, inf), each with its own series
+    (Mironov et al. 2019, section 3.3). This function adds the absolute values of the terms, which
+    gives an upper bound.
     """
     import numpy as np
     from scipy.special import gammaln, log_ndtr
@@ -149,11 +152,11 @@ def _at_broken_orders(
 
 
 def epsilon_of_curve(divergences: "NDArray[np.float64]", delta: float) -> Epsilon:
-    """Return the upper bound that divergences at ``ORDERS`` convert to.
+    """Return the upper bound that follows from divergences at ``ORDERS``.
 
     Args:
-        divergences: At each of ``ORDERS``, shape (len(ORDERS),).
-        delta: The target.
+        divergences: Divergence at each of ``ORDERS``, shape (len(ORDERS),).
+        delta: Target delta.
     """
     import dp_accounting
 

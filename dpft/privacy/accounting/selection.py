@@ -1,19 +1,19 @@
-"""Private hyper-parameter search: a random number of trials, and the cost of choosing the best.
+"""Private hyperparameter search: a random number of trials, and the cost of choosing the best.
 
 Papernot & Steinke 2022 (arXiv 2110.03620), Definition 1 and Theorem 2. The number of trials K is
-secret and truncated negative binomial, of parameters eta > -1 and gamma in (0, 1); each trial
-draws its setting alone. With epsilon(order) the Renyi divergence of one trial, the release of the
-best one has at each order > 1
+secret. Its distribution is truncated negative binomial with parameters eta > -1 and gamma in (0,
+1). Each trial draws its setting independently. Let epsilon(order) be the Renyi divergence of one
+trial. The release of the best trial then has, at each order > 1,
 
     epsilon(order) + log(E[K]) / (order - 1)
         + (1 + eta) * min over other >= 1 of ((1 - 1/other) * epsilon(other) + log(1/gamma) / other)
 
-Trials of differing settings count as the one of the pointwise largest curve: a trial draws its
-setting without looking at data, and Renyi divergence is quasi-convex.
+Trials with different settings count as a trial with the pointwise largest curve. A trial draws its
+setting without using data, and Renyi divergence is quasi-convex.
 
-Their Algorithm 1 draws K first, then every trial's setting, independently, uniformly and with
-replacement. Numbers come from a cryptographic stream, for whoever can guess K has more than the
-bound allows.
+Algorithm 1 of the paper draws K first. It then draws the setting of every trial, independently,
+uniformly and with replacement. All numbers come from a cryptographic stream, because an attacker
+who can guess K learns more than the bound allows.
 """
 
 import math
@@ -32,17 +32,18 @@ from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledG
 from dpft.privacy.cipher import Address, Purpose, keystream
 
 ACCOUNTANT = "rdp (Papernot & Steinke)"
-"""What reports call this bound."""
+"""Name of this bound in reports."""
 ROUNDS = 20
-"""Most times that the noise of a search space is raised for its curves' maximum."""
+"""Maximum number of times that the noise of a search space is raised for the maximum of its
+curves."""
 _STEP = 5e-4
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialCount:
-    """The truncated negative binomial distribution of the number of trials (Definition 1).
+    """Truncated negative binomial distribution of the number of trials (Definition 1).
 
-    eta=0 is the logarithmic distribution and eta=1 the geometric one.
+    eta=0 is the logarithmic distribution and eta=1 the geometric distribution.
 
     Raises:
         InputError: A parameter is out of range.
@@ -69,7 +70,8 @@ class TrialCount:
     def expected(self) -> float:
         """Mean number of trials, E[K].
 
-        (1/gamma - 1) / log(1/gamma) for eta=0, else eta * (1 - gamma) / (gamma * (1 - gamma^eta)).
+        The mean is (1/gamma - 1) / log(1/gamma) for eta=0, and eta * (1 - gamma) / (gamma * (1 -
+        gamma^eta)) otherwise.
         """
         if self.eta == 0:
             return (1 / self.gamma - 1) / -math.log(self.gamma)
@@ -79,7 +81,8 @@ class TrialCount:
     def quantile(self, share: float) -> int:
         """Return the least number of trials that at most a ``share`` of all searches exceeds.
 
-        The probabilities are Definition 1's, in floating point: for planning, not for drawing.
+        The probabilities are those of Definition 1 in floating point, for planning and not for
+        drawing.
         """
         number, passed = 1, 0.0
         power = math.expm1(-self.eta * math.log(self.gamma))
@@ -94,29 +97,30 @@ def selection_curve(trial: NDArray[np.float64], count: TrialCount) -> NDArray[np
     """Return the Renyi divergence of releasing the best trial, at each of ``rdp.ORDERS``.
 
     Args:
-        trial: That of one trial, shape (len(rdp.ORDERS),).
-        count: How the number of trials is drawn.
+        trial: Renyi divergence of one trial, shape (len(rdp.ORDERS),).
+        count: Distribution of the number of trials.
     """
     orders = np.array(rdp.ORDERS)
     other = (1 - 1 / orders) * trial - math.log(count.gamma) / orders
-    # of the other order 1, where nothing of a finite divergence is left
+    # the term of other = 1, where a finite divergence has the factor 0
     at_one = -math.log(count.gamma) if math.isfinite(trial[0]) else math.inf
     least_other = min(other.min(), at_one)
     released = trial + math.log(count.expected) / (orders - 1) + (1 + count.eta) * least_other
-    # Renyi divergence never falls in its order: what bounds a larger order bounds this one.
+    # Renyi divergence never falls with the order, so a bound at a larger order also holds at this
+    # one.
     least: NDArray[np.float64] = np.minimum.accumulate(released[::-1])[::-1]
     return least
 
 
 def selection_epsilon(trials: Iterable[SampledGaussian], count: TrialCount) -> Epsilon:
-    """Return the upper bound of releasing the best trial, whatever settings the trials draw.
+    """Return the upper bound for releasing the best trial, for any settings that trials draw.
 
     Args:
-        trials: The mechanism of every setting that a trial may draw, of one delta; at least one.
-        count: How the number of trials is drawn.
+        trials: Mechanism of every setting that a trial may draw, at least one, all with one delta.
+        count: Distribution of the number of trials.
 
     Raises:
-        AccountantError: No order bounds it.
+        AccountantError: No order gives a bound.
     """
     mechanisms = list(trials)
     (delta,) = {mechanism.delta for mechanism in mechanisms}
@@ -127,26 +131,27 @@ def selection_epsilon(trials: Iterable[SampledGaussian], count: TrialCount) -> E
 def calibrate_trials(
     trials: Iterable[SampledGaussian], *, eps: float, count: TrialCount
 ) -> tuple[list[float], Calibration]:
-    """Return the noise multiplier of every setting with which the whole search is within ``eps``.
+    """Return the noise multiplier of every setting so that the whole search is within ``eps``.
 
-    Each setting's own noise is searched for, so that long runs or large batches get more of it;
-    where the curves cross, all are raised until their maximum is within ``eps`` too. A search
-    takes about eight curves of each differing mechanism, and there are a few such rounds.
+    The noise of each setting is searched separately, so that long runs or large batches get more
+    noise. If the curves cross, all noise multipliers are raised until the maximum of the curves is
+    within ``eps`` too. A search computes about eight curves of each different mechanism, in a few
+    such rounds.
 
     Args:
-        trials: The mechanism of every setting, of one delta; its noise multiplier is not read.
-        eps: Target of the release of the best trial, above 0.
-        count: How the number of trials is drawn.
+        trials: Mechanism of every setting, with one delta; the noise multiplier is not used.
+        eps: Target epsilon for the release of the best trial, above 0.
+        count: Distribution of the number of trials.
 
     Guarantees:
-        ``selection_epsilon`` of the settings at these noise multipliers is
-        ``calibration.epsilon``, which is at most ``eps``.
+        ``selection_epsilon`` of the settings at these noise multipliers is ``calibration.epsilon``,
+        which is at most ``eps``.
 
     Raises:
-        InputError: No noise gives ``eps``.
+        InputError: No noise reaches ``eps``.
     """
     shapes = [replace(trial, noise_multiplier=1.0) for trial in trials]
-    # A first guess: a trial's own cost is about a third of the budget.
+    # First guess: one trial costs about a third of the budget.
     noise = {
         shape: gdp.noise_multiplier(
             eps=eps / 3, delta=shape.delta, sample_rate=shape.sample_rate, steps=shape.steps
@@ -184,7 +189,7 @@ def _noise_of(shape: SampledGaussian, eps: float, count: TrialCount, start: floa
 
 
 class UniformStream:
-    """Uniform float64 numbers in [0, 1) from ChaCha20, 53 random bits each."""
+    """Uniform float64 numbers in [0, 1) from ChaCha20, with 53 random bits each."""
 
     def __init__(self, key: bytes) -> None:
         """Start the stream of ``key`` (32 bytes)."""
@@ -200,7 +205,8 @@ class UniformStream:
 
 
 _WORDS = 4
-"""Uniform numbers of 53 bits that make one of 212: a tail that a float would cut is drawn."""
+"""Number of 53-bit uniforms in a uniform of 212 bits, which also draws the tail that a float would
+cut off."""
 _DIGITS = Context(prec=70)
 _NOTHING = Decimal("1e-66")
 
@@ -208,9 +214,10 @@ _NOTHING = Decimal("1e-66")
 def draw_count(count: TrialCount, stream: UniformStream) -> int:
     """Return a number of trials, by inversion of the distribution function.
 
-    The distribution is Definition 1's: P(1) = (1 - gamma) * eta / (gamma^-eta - 1), or
-    (1 - gamma) / log(1/gamma) for eta=0, and P(k+1) = P(k) * (1 - gamma) * (k + eta) / (k + 1).
-    Arithmetic in 70 digits keeps its far tail, too, within 1e-60 of what is accounted for.
+    The distribution is that of Definition 1: P(1) = (1 - gamma) * eta / (gamma^-eta - 1), or (1 -
+    gamma) / log(1/gamma) for eta=0, and P(k+1) = P(k) * (1 - gamma) * (k + eta) / (k + 1).
+    Arithmetic with 70 digits keeps all probabilities, also in the far tail, within 1e-60 of those
+    accounted for.
     """
     eta, gamma, uniform = Decimal(count.eta), Decimal(count.gamma), _uniform(stream)
     with localcontext(_DIGITS):
@@ -230,9 +237,9 @@ def draw_settings(
     """Return the settings of ``number`` trials, each value drawn uniformly and independently.
 
     Args:
-        space: Key to the values it may have, at least one.
-        number: Of trials.
-        stream: Where randomness comes from.
+        space: Possible values of each key, at least one.
+        number: Number of trials.
+        stream: Source of randomness.
     """
     return [
         {key: values[int(float(stream.draw(1)[0]) * len(values))] for key, values in space.items()}
@@ -241,7 +248,7 @@ def draw_settings(
 
 
 def _uniform(stream: UniformStream) -> Decimal:
-    """Return a number in [0, 1) of 212 bits, which 70 digits hold."""
+    """Return a number in [0, 1) with 212 bits, which fit into 70 digits."""
     bits = 0
     for word in stream.draw(_WORDS):
         bits = (bits << 53) | int(float(word) * 2**53)

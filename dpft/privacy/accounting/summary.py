@@ -1,9 +1,9 @@
-"""Combine the answers of all accountants into the reported epsilon, with warnings.
+"""Combination of the answers of all accountants into the reported epsilon, with warnings.
 
-The headline is always a proven upper bound and says whose: the chosen accountant's, else that of
-the next in the order prv, pld, rdp that answers and is not refused as looser than RDP. Printed
-bounds are rounded up, so that what is read still holds: a delta printed below the proven one claims
-too much, as an epsilon does.
+The headline is always a proven upper bound and names its accountant. This is the chosen accountant
+if it answers and is not looser than RDP. Otherwise it is the next such accountant in the order prv,
+pld, rdp. Printed bounds are rounded up, so that the printed values still hold. A delta printed
+below the proven delta would claim too much, as an epsilon would.
 """
 
 import math
@@ -24,7 +24,7 @@ from dpft.strict_model import Delta, NotNegative, StrictModel
 
 
 class Interval(StrictModel):
-    """An interval in which epsilon is."""
+    """Interval that contains epsilon."""
 
     lower: float
     """Proven lower bound."""
@@ -35,62 +35,63 @@ class Interval(StrictModel):
 
 
 class NoAnswer(StrictModel):
-    """No answer."""
+    """Result of an accountant without an answer."""
 
     error: str
-    """Why there is none."""
+    """Reason why there is no answer."""
 
 
 Answer = NotNegative | Interval | NoAnswer
 
 
 Epsilons = Mapping[str, Answer]
-"""An upper bound (rdp, pld), an estimate (gdp), an interval (prv), or why there is none."""
+"""By accountant: an upper bound (rdp, pld), an estimate (gdp), an interval (prv), or the reason why
+there is no answer."""
 
 
 class Promise(StrictModel):
-    """Epsilon, and whose bound it is."""
+    """Epsilon, with the accountant that bounds it."""
 
     epsilon: NotNegative
     """The headline: a proven upper bound, unrounded."""
     delta: Delta
     """The delta at which epsilon holds."""
     accountant: str
-    """Whose bound the headline is."""
+    """Accountant of the headline."""
 
 
 class EpsilonBound(Promise):
-    """An upper bound on what noisy steps cost, and the answers that it was chosen from."""
+    """Upper bound on the cost of noisy steps, with the answers of all accountants."""
 
     epsilons: Epsilons
-    """Every accountant's answer, by its name: an upper bound (rdp, pld), an estimate (gdp), an
-    interval (prv), or why there is none."""
+    """Answer of every accountant by name: an upper bound (rdp, pld), an estimate (gdp), an interval
+    (prv), or the reason why there is no answer."""
     warnings: tuple[str, ...] = ()
-    """What a reader of epsilon must know, a sentence each."""
+    """Warnings for readers of epsilon, one sentence each."""
 
 
 SIGNIFICANT = 4
-"""Digits of a printed delta."""
+"""Significant digits of a printed delta."""
 DECIMALS = 4
 """Decimals of a printed epsilon."""
 LARGEST_WRITTEN_OUT = 1e7
-"""The epsilon from which on it is printed as a power of ten."""
+"""Threshold from which an epsilon is printed as a power of ten."""
 
 
 def round_up(value: float, digits: int) -> float:
-    """Return ``value`` rounded up to ``digits`` decimals: a printed bound is still a bound.
+    """Return ``value`` rounded up to ``digits`` decimals, so that a printed bound is still a bound.
 
     >>> round_up(2.9901, 2), round_up(2.99, 2), round_up(0.0, 2)
     (3.0, 2.99, 0.0)
     """
-    if abs(value) >= 2**53:  # No float of this size has decimals, and infinity has none either.
+    if abs(value) >= 2**53:  # No float of this size has decimals, nor has infinity.
         return value
     # repr, not the binary expansion: 2.99 is stored as 2.9900000000000002 and must stay 2.99.
     return float(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_CEILING))
 
 
 def eps_text(epsilon: float) -> str:
-    """Return an epsilon as it is printed, rounded up.
+    """Return an epsilon as text, rounded up.
 
     >>> eps_text(2.99991), eps_text(4.9510473e35)
     ('3.0000', '4.952e+35')
@@ -101,7 +102,7 @@ def eps_text(epsilon: float) -> str:
 
 
 def delta_text(delta: float) -> str:
-    """Return a delta as it is printed.
+    """Return a delta as text, rounded up.
 
     >>> delta_text(1 / (2 * 392_702)), delta_text(0.0125), delta_text(1e-5)
     ('1.274e-06', '0.0125', '1e-05')
@@ -114,30 +115,31 @@ def delta_text(delta: float) -> str:
 
 
 RDP_TOLERANCE = 0.03
-"""A bound above RDP's by more than this is a numerical failure, not a tighter accountant."""
+"""A bound that exceeds RDP's by more than this is a numerical failure, not a tighter accountant."""
 
 _Result = Epsilon | AccountantError
 
 
 class AccountingReport(EpsilonBound):
-    """What a sampled Gaussian mechanism costs by all four accountants."""
+    """Cost of a sampled Gaussian mechanism by all four accountants."""
 
     mechanism: SampledGaussian
-    """What was accounted for; ``delta`` is its delta."""
+    """The mechanism that was accounted for; ``delta`` is its delta."""
 
 
 def account(
     mechanism: SampledGaussian, *, accountant: str = "prv", longest: int | None = None
 ) -> AccountingReport:
-    """Run all four accountants on ``mechanism`` and picks the headline.
+    """Run all four accountants on ``mechanism`` and choose the headline.
 
     Args:
-        mechanism: What to account for.
-        accountant: Whose upper bound should lead: "prv", "pld" or "rdp".
-        longest: Number of steps of the mesh on which PRV is asked; None: the mechanism's own.
+        mechanism: Mechanism to account for.
+        accountant: Accountant whose upper bound should be the headline: "prv", "pld" or "rdp".
+        longest: Number of steps of the mesh for PRV; None: the number of steps of the mechanism.
 
     Raises:
-        InputError: ``accountant`` may not lead, or none can bound the mechanism.
+        InputError: The bound of ``accountant`` may not be the headline, or no accountant can bound
+            the mechanism.
     """
     order = headline_order(accountant)
     rdp, bound = _rdp_and_pld(mechanism)
@@ -164,14 +166,15 @@ def account(
 
 
 def account_composition(composition: Composition, *, accountant: str = "pld") -> EpsilonBound:
-    """Run PLD and RDP, which compose differing mechanisms, and picks the headline.
+    """Run PLD and RDP, which compose different mechanisms, and choose the headline.
 
     Args:
-        composition: What to account for.
-        accountant: Whose upper bound should lead; "prv" stands for "pld" here.
+        composition: Composition to account for.
+        accountant: Accountant whose upper bound should be the headline; "prv" means "pld" here.
 
     Raises:
-        InputError: ``accountant`` may not lead, or none can bound the composition.
+        InputError: The bound of ``accountant`` may not be the headline, or no accountant can bound
+            the composition.
     """
     order = tuple(name for name in headline_order(accountant) if name != "prv")
     warnings: list[str] = []
@@ -187,7 +190,7 @@ def account_composition(composition: Composition, *, accountant: str = "pld") ->
 
 
 def _rdp_and_pld(mechanism: Mechanism) -> tuple[_Result, _Result]:
-    """Return both bounds, PLD's on the fine grid where the coarse one makes it too loose."""
+    """Return both bounds; PLD uses the fine grid if the coarse one makes its bound too loose."""
     rdp = _try("rdp", mechanism)
     bound = _try("pld", mechanism)
     if _above(bound, rdp):
@@ -205,13 +208,15 @@ def _try(name: str, mechanism: Mechanism, **options: float) -> _Result:
 def _headline(
     order: tuple[str, ...], results: Mapping[str, _Result], warnings: list[str]
 ) -> tuple[str, float]:
-    """Return the leading accountant and its bound; add to ``warnings`` why others did not."""
+    """Return the headline accountant and its bound, and warn why earlier ones gave no bound."""
     for name in order:
         result = results[name]
         if isinstance(result, AccountantError):
             warnings.append(f"{name} gave no bound: {result}")
         elif _above(result, results["rdp"]):
-            warnings.append(f"{name} is refused: its bound is above RDP's by over {RDP_TOLERANCE}.")
+            warnings.append(
+                f"{name} is rejected: its bound exceeds that of RDP by more than {RDP_TOLERANCE}."
+            )
         elif result.upper is not None:
             return name, result.upper
     raise InputError(
@@ -227,7 +232,7 @@ def _above(result: _Result, rdp: _Result) -> bool:
 
 def _upper(result: _Result) -> float:
     if isinstance(result, AccountantError) or result.upper is None:
-        return math.nan  # Compares false with everything: no bound refuses no other.
+        return math.nan  # Compares false with everything: a missing bound rejects no other.
     return result.upper
 
 
@@ -242,10 +247,10 @@ def _disagree(results: Mapping[str, _Result]) -> bool:
 def _larger(
     leader: str, epsilon: float, results: Mapping[str, _Result], warnings: list[str]
 ) -> tuple[str, float]:
-    """Return the larger of the headline and the bounds that disagree, and warn of it.
+    """Return the largest of the headline and the bounds that disagree, and add a warning.
 
-    One of the two is wrong and nothing says which, so that only the larger is safe. A bound that is
-    refused as looser than RDP's is left out.
+    One of the two is wrong, and nothing indicates which, so only the larger is safe. A bound that
+    is rejected as looser than RDP's is not used.
     """
     usable = [name for name in ("prv", "pld") if not _above(results[name], results["rdp"])]
     bounds = {name: _upper(results[name]) for name in usable} | {leader: epsilon}

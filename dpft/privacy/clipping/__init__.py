@@ -6,17 +6,17 @@ validated with ``options`` before torch is imported.
 Terms:
     row: One example of a batch.
     unit: The privacy unit, whose gradient is clipped: one row, or several contiguous rows.
-    use: What one call of a layer contributes to its parameter's gradients: inputs and output
-        gradients.
+    use: The contribution of one call of a layer to the gradients of a parameter: inputs and output
+    gradients.
     recording forward: A replacement of a layer's forward that returns the same outputs. In the
-        backward pass, it passes the use to the recorder instead of computing a gradient for the
-        parameter.
+    backward pass, it passes the use to the recorder instead of computing a gradient for the
+    parameter.
     formed gradient: A per-unit gradient that is computed as a tensor, instead of only its norm.
-    single-example execution: Each unit runs separately through the unmodified model.
+    single-example execution: Running each unit separately through the unmodified model.
 
 Reading order: ``clipper``, ``engines``, ``recorder``, ``rules``, ``products``, ``styles``, ``sums``
 for one call of ``accumulate``; then ``assignment``, ``probe``, ``mapped`` and ``checks`` for the
-self-check. ``convolution`` has the rules of convolutions; the rest are small helpers.
+self-check. ``convolution`` contains the rules of convolutions. The other modules are small helpers.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,17 +1,17 @@
-"""Decide how each trainable parameter is recorded, and install the recording forward methods.
+"""Choice of how each trainable parameter is recorded, and installation of recording forwards.
 
 At level 0, a parameter's module has one of these kinds of recording forward:
 
     rule: The layer has a rule (``RULES``).
-    scale: The module has only vectors of its input's last dimension, such as an RMSNorm. Its own
-        forward runs with each vector expanded to (b, 1, ..., d).
-    position: An embedding that looks up one row of ids for the whole batch, such as positions.
-        The row is repeated for each example.
+    scale: The module has only vectors of its input's last dimension, such as an RMSNorm. The
+    module's own forward runs with each vector expanded to (b, 1, ..., d).
+    position: An embedding that looks up one row of ids for the whole batch, such as positions. The
+    row is repeated for each example.
 
 Above level 0, the kind is ``mapped``: a module runs separately on each row (``mapped``). At level 1
-this is the smallest module around the parameter that takes the batch, usually the one that holds
-it; at level 2 it is the next larger one, and so on. The self-check raises the level of each
-parameter whose gradient differs from single-example execution.
+this is the smallest module around the parameter that takes the batch, usually the module that holds
+the parameter. At level 2 it is the next larger module, and so on. The self-check raises the level
+of each parameter whose gradient differs from single-example execution.
 """
 
 import sys
@@ -60,19 +60,19 @@ RULES: Mapping[type[nn.Module], Rule] = MappingProxyType(
 
 
 class NoModuleError(Exception):
-    """No module around a parameter can be mapped over the rows of a batch."""
+    """Error if no module around a parameter can be mapped over the rows of a batch."""
 
 
 def find_rule(module: nn.Module, trainable: Collection[str]) -> Rule | None:
     """Return the rule for a layer whose attributes ``trainable`` are trained, or None.
 
-    A subclass gets its parent's rule only if it runs its parent's forward. In a subclass of
+    A subclass gets the rule of its parent only if it runs the parent's forward. In a subclass of
     Embedding, the look-up is replaced.
     """
     if not set(trainable) <= {"weight", "bias"} or is_parametrized(module):
         return None
     if any(attribute in vars(module) for attribute in ("weight", "bias")):
-        return None  # The hooks of the old weight_norm and spectral_norm assign it in each forward.
+        return None  # Hooks of old weight_norm and spectral_norm assign weights in each forward.
     for kind, rule in RULES.items():
         if not isinstance(module, kind):
             continue
@@ -86,13 +86,13 @@ def find_rule(module: nn.Module, trainable: Collection[str]) -> Rule | None:
         if kind is nn.Linear:
             falcon = sys.modules.get("transformers.models.falcon.modeling_falcon")
             if falcon is not None and type(module).forward is falcon.FalconLinear.forward:
-                return dense  # It computes x @ W.T + bias.
+                return dense  # FalconLinear computes x @ W.T + bias.
             return bias_only if set(trainable) == {"bias"} else None
     return None
 
 
 class Assignment:
-    """The recording forward of every module that needs one.
+    """Recording forwards of all modules that need one.
 
     Attributes:
         kinds: Kind of recording forward by module path: rule, scale, position or mapped.
@@ -112,12 +112,12 @@ class Assignment:
 
         Args:
             model: The model.
-            parameters: Its trainable parameters.
+            parameters: Trainable parameters of the model.
             recorder: The recorder.
             calls: How each module is called, by path (``calls_around``).
             levels: Levels above 0, by parameter name.
             outside: Parameters that other modules read, outside the forward of the modules that
-                hold them; the map begins at the parent.
+                hold them. Their map begins at the parent module.
 
         Raises:
             NoModuleError: No module around a parameter can be mapped.
@@ -140,9 +140,9 @@ class Assignment:
         self._assign_maps(mapped)
 
     def _is_passive(self, path: str) -> bool:
-        """Whether a module has no rule and holds only parameters that layers with a rule use.
+        """Return whether a module has no rule and only parameters that layers with a rule use.
 
-        BERT's prediction head, for example, holds a reference to its decoder's bias.
+        BERT's prediction head, for example, holds a reference to the bias of its decoder.
         """
         if self._rule(path) is not None:
             return False
@@ -159,13 +159,14 @@ class Assignment:
         return find_rule(owners[0].module, {owner.attribute for owner in owners})
 
     def _assign_rule(self, path: str, owners: Sequence[Owner]) -> bool:
-        """Assign a rule at level 0; return whether there is one."""
+        """Assign a rule at level 0, and return whether there is a rule."""
         module, calls = owners[0].module, self._calls.get(path)
         rule = self._rule(path)
         site = Site(self._recorder, {owner.attribute: owner.name for owner in owners})
         if calls is None:
-            # The self-check did not run its forward, so it could not verify a rule. If records do,
-            # the parameters get ordinary gradients, and the micro-batch runs by engine rows.
+            # The self-check did not run this module's forward, so it could not verify a rule. If
+            # records do run this forward, its parameters get ordinary gradients, and the engine
+            # `rows` runs the micro-batch.
             return type(module).forward is not nn.Module.forward
         if not calls.is_uniform:
             return False
@@ -188,7 +189,7 @@ class Assignment:
         self._forwards[path], self.kinds[path] = forward, kind
 
     def _module_around(self, chain: Sequence[str], level: int) -> str:
-        """Return the path of the ``level``-th module of a chain that can be mapped."""
+        """Return the path of the ``level``-th module in ``chain`` that can be mapped."""
         candidates = [p for p in chain if p in self._calls and self._calls[p].can_be_mapped]
         if len(candidates) < level:
             where = chain[0] if chain and chain[0] else "the model itself"
@@ -199,7 +200,7 @@ class Assignment:
         return candidates[level - 1]
 
     def _assign_maps(self, mapped: Mapping[str, Collection[Owner]]) -> None:
-        """Map the outermost of the modules that must be mapped; maps are not nested."""
+        """Map the outermost modules of those that must be mapped; maps are not nested."""
         outermost = [path for path in mapped if not any(p in mapped for p in _chain(path)[1:])]
         for around in outermost:
             weights: dict[str, tuple[Site, str]] = {}
@@ -224,7 +225,7 @@ class Assignment:
 
     @property
     def assumed(self) -> list[str]:
-        """Name of parameters whose kind is scale or position, which assume what a module does."""
+        """Names of parameters of kind scale or position, which assume what the module does."""
         return [
             owner.name
             for path, kind in self.kinds.items()
@@ -234,7 +235,7 @@ class Assignment:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Give the modules their recording forwards inside the block."""
+        """Replace the forwards of the modules by recording forwards inside the block."""
         held: list[tuple[dict[str, Any], Any]] = []
         try:
             for path, recording in self._forwards.items():
@@ -257,7 +258,7 @@ def calls_around(
     batch: Any,
     rows_per_unit: int,
 ) -> dict[str, Calls]:
-    """Return how the modules that hold trainable parameters, and those around them, are called."""
+    """Return how the modules with trainable parameters, and the modules around them, are called."""
     paths = {around for owner in parameters.owners for around in _chain(owner.path)}
     return observe_calls(model, losses_of, batch, sorted(paths), rows_per_unit)
 

@@ -1,4 +1,4 @@
-"""Batches: any pytree of tensors whose leading dimension is the number of rows."""
+"""Batches: pytrees of tensors whose leading dimension is the number of rows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,8 @@ def count_rows(batch: Any) -> int:
     """Return the number of rows of a batch.
 
     Raises:
-        InputError: A leaf is not a tensor, or has another leading dimension than the others.
+        InputError: A leaf is not a tensor, or its leading dimension differs from that of the
+            others.
     """
     leaves = tree_flatten_with_path(batch)[0]
     tensors: dict[str, Tensor] = {}
@@ -46,7 +47,7 @@ def count_rows(batch: Any) -> int:
 
 
 def take_rows(batch: Any, rows: slice | Sequence[int]) -> Any:
-    """Return the batch of some rows: views for a slice, copies for a list of row numbers."""
+    """Return a batch with some of the rows: views for a slice, copies for a list of numbers."""
     if isinstance(rows, slice):
         return tree_map_only(Tensor, lambda leaf: leaf[rows], batch)
     return tree_map_only(

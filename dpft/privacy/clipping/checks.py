@@ -1,13 +1,15 @@
-"""The clipper's self-check: compare it with single-example execution.
+"""Self-check of the clipper, which compares it with single-example execution.
 
-S (synthetic rows) runs before a record reaches the model. It compares the engine with each row of a
-synthetic batch, run separately and unpadded: losses, norms and the clipped sum of each parameter. R
-(records) runs on a clipper's first two micro-batches. It compares the losses of two random halves,
-and the norms of two random units run separately, with those of the whole micro-batch.
+Check S (synthetic rows) runs before a record reaches the model. It compares the engine with each
+row of a synthetic batch, run separately and unpadded: losses, norms and the clipped sum of each
+parameter. Check R (records) runs on the first two micro-batches of a clipper. It compares the
+losses of two random halves, and the norms of two random units run separately, with those of the
+whole micro-batch.
 
-Records may be crafted, so no single record can disable R or end a run: R compares each unit at its
-own scale, ignores non-finite units, and reports mixing only if at least two units differ (a model
-that mixes rows changes the others, too). Synthetic rows are not crafted, so S is strict.
+Records may be crafted, so no single record can disable check R or end a run. Check R compares each
+unit at its own scale, ignores non-finite units, and reports mixing only if at least two units
+differ. (A model that mixes rows also changes the other units.) Synthetic rows are not crafted, so
+check S is strict.
 """
 
 import random
@@ -51,7 +53,7 @@ MIXING = (
 
 
 class NotExactError(Exception):
-    """Book-keeping fails or computes other gradients than single-example execution.
+    """Error if book-keeping fails or computes other gradients than single-example execution.
 
     Attributes:
         names: The parameters that differ, if known.
@@ -68,11 +70,11 @@ class Tolerance:
     """Largest relative difference between two computations of the same number.
 
     Attributes:
-        losses: Of a loss.
-        gradients: Of a norm or a parameter's clipped sum.
-        least_share: A sum is compared at its own length, but at least at this share of the units'
-            clipped norms together. Some sums are zero except for rounding: that of a key's bias in
-            attention, or gradients of different units that cancel.
+        losses: Tolerance for a loss.
+        gradients: Tolerance for a norm or a parameter's clipped sum.
+        least_share: Sums are compared relative to their own norm, but at least relative to this
+            share of the sum of the units' clipped norms. Some sums are zero except for rounding,
+            such as that of a key's bias in attention, or gradients of different units that cancel.
     """
 
     losses: float
@@ -85,7 +87,7 @@ HALF_PRECISION = Tolerance(losses=3e-2, gradients=1e-1, least_share=0.2)
 
 
 class Checks:
-    """The checks of one clipper's model and engines."""
+    """Checks of the model and the engines of one clipper."""
 
     def __init__(
         self, model: nn.Module, parameters: Parameters, book_keeping: BookKeeping, rows: Rows
@@ -93,7 +95,7 @@ class Checks:
         self._model, self._parameters = model, parameters
         self._book_keeping, self._rows = book_keeping, rows
 
-    # S
+    # Check S
 
     def synthetic(
         self,
@@ -107,8 +109,9 @@ class Checks:
 
         Args:
             batch: A batch of a few ragged rows.
-            alone: The units as batches of their own, each collated separately; None: slices.
-            rows_per_unit: Rows of each privacy unit.
+            alone: The units as separate batches, each collated separately; None: slices of the
+                batch.
+            rows_per_unit: Number of rows of each privacy unit.
             compares_gradients: Whether to check book-keeping, or only losses.
 
         Raises:
@@ -159,7 +162,7 @@ class Checks:
                 raise NotExactError(error.reason, error.names, outside=error.outside) from error
             except (InputError, RunError):
                 raise
-            except Exception as error:  # whatever a forward that was replaced fails with
+            except Exception as error:  # a replaced forward can fail with any error
                 if is_out_of_memory(error):
                     raise
                 raise NotExactError(
@@ -196,17 +199,17 @@ class Checks:
         saw_half = self._book_keeping.recorder.saw_half or self._book_keeping.autocast is not None
         return HALF_PRECISION if saw_half or losses.dtype in HALF else EXACT
 
-    # R
+    # Check R
 
     def sample(self, micro_batch: MicroBatch) -> "SubsetResults":
-        """Run subsets of a micro-batch of at least two units, before the engine runs all of it.
+        """Run subsets of a micro-batch with at least two units, before the engine runs all units.
 
         Only norms and losses are kept, so that no gradient of a check is in memory during the
         engine's pass.
         """
         units, rows = micro_batch.units, micro_batch.rows // micro_batch.units
         with self.without_randomness() as dropout, state_unchanged(self._model):
-            # Not from PyTorch's generator, whose state each check restores.
+            # Not from PyTorch's generator, because each check restores its state.
             order = random.SystemRandom().sample(range(units), units)
             halves = [_rows_of(half, rows) for half in (order[: units // 2], order[units // 2 :])]
             losses = [self._losses(take_rows(micro_batch.batch, half)) for half in halves]
@@ -225,7 +228,8 @@ class Checks:
         """Compare subsets with the whole micro-batch, which ran ``without_randomness``.
 
         Returns:
-            Whether at least two finite units were compared: a check of fewer has found nothing.
+            Whether at least two finite units were compared. With fewer units, a check cannot find
+            mixing.
 
         Raises:
             RunError: Examples mix, or norms differ for at least two units.
@@ -234,7 +238,7 @@ class Checks:
         compared = self._find_mixing(sample, micro_batch.units, clipped.losses)
         differing = self._count_differing(sample.order[:2], sample.norms, clipped)
         if differing and len(sample.order) > 2:
-            # Perhaps it is one ill-conditioned record: check more.
+            # The cause may be a single ill-conditioned record, so check more units.
             more = sample.order[2:8]
             with self.without_randomness():
                 norms = self._norms(micro_batch, more, rows)
@@ -254,7 +258,7 @@ class Checks:
     def _find_mixing(self, sample: "SubsetResults", units: int, losses: Tensor) -> bool:
         """Reject losses that differ in at least two units, each loss compared at its own scale.
 
-        Returns whether at least two units have finite losses.
+        Return whether at least two units have finite losses.
         """
         whole = losses[sample.rows].double().view(units, -1)
         halves = sample.losses.double().view(units, -1)
@@ -273,9 +277,9 @@ class Checks:
         return True
 
     def _count_differing(self, units: list[int], norms: Tensor, clipped: Clipped) -> int:
-        """Return how many units have another norm when they are run separately."""
+        """Return the number of units whose norm differs when they are run separately."""
         actual = clipped.norms[units]
-        # A norm may differ by its own rounding, which its bound contains.
+        # A norm may differ by its own rounding, which its bound includes.
         bound = clipped.bounds[:, units].square().sum(0).sqrt()
         rounding = 2 * (bound - actual).clamp(min=0)
         allowed = self._tolerance(clipped.losses).gradients * torch.maximum(actual, norms)
@@ -285,7 +289,7 @@ class Checks:
 
 @dataclass(frozen=True)
 class SubsetResults:
-    """What subsets of a micro-batch gave; private.
+    """Results of subsets of a micro-batch; private.
 
     Attributes:
         order: A random order of the units.
@@ -331,7 +335,7 @@ def _compare_sums(
     lengths = {name: norm(total) for name, total in expected.items()}
     shares = {}
     for name in {**expected, **actual}:
-        # One difference at a time: together they would be as large as the model.
+        # One difference at a time, because all differences together are as large as the model.
         if name in expected and name in actual:
             difference = norm(actual[name] - expected[name])
         else:
@@ -351,10 +355,10 @@ def _compare_sums(
 
 @contextmanager
 def zeros_filled(parameters: Parameters) -> Iterator[None]:
-    """Give trainable tensors that are zero small random values inside the block.
+    """Fill trainable tensors that are zero with small random values inside the block.
 
     A layer behind a zero weight, such as a zero-initialized head or the second factor of LoRA, has
-    no gradient, so that a wrong rule for it would go unnoticed until the weight is trained.
+    no gradient. A wrong rule for this layer would then go unnoticed until the weight is trained.
     """
     generator = torch.Generator().manual_seed(0)
     values = {o.name: local(o.module._parameters[o.attribute]) for o in parameters.owners}  # type: ignore[arg-type]
@@ -370,14 +374,14 @@ def zeros_filled(parameters: Parameters) -> Iterator[None]:
 
 @dataclass
 class Dropout:
-    """Whether a model has dropout."""
+    """Result of ``without_dropout``: whether a model has dropout."""
 
     is_used: bool = False
 
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[Dropout]:
-    """Turn off all dropout of a model in training mode."""
+    """Turn off all dropout of a model in training mode inside the block."""
     dropout, held = Dropout(), []
     for module in model.modules():
         for key, value in vars(module).items():

@@ -1,4 +1,4 @@
-"""The public clipper class: clip the gradient of each example exactly.
+"""The public clipper class, which clips the gradient of each example exactly.
 
 >>> import torch
 >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -51,22 +51,23 @@ from dpft.privacy.release_guard import HeldState
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 12
-"""How often a self-check may raise levels before it chooses engine rows (``assignment``)."""
+"""Number of times that a self-check may raise levels before it chooses engine rows
+(``assignment``)."""
 CHECKED_MICRO_BATCHES = 2
-"""Micro-batches of records that are compared with subsets of their units (check R)."""
+"""Number of micro-batches of records that are compared with subsets of their units (check R)."""
 
 
 @dataclass(frozen=True)
 class ClippingChoice:
-    """The public result of a self-check.
+    """Public result of a self-check.
 
     Attributes:
         engine: The engine that computes clipped sums: book_keeping or rows.
         kinds: For book-keeping, the kind of each module's recording forward by path: rule, scale,
             position or mapped (``assignment``).
         calls: How each module is called, by path.
-        levels: By name, how large a module around a parameter is mapped (``assignment``); a
-            parameter that is missing has level 0.
+        levels: Level of each parameter, by name, which defines the module around the parameter that
+            is mapped (``assignment``). A missing parameter has level 0.
         outside: Parameters that other modules read, outside the forward of the modules that hold
             them.
     """
@@ -78,7 +79,7 @@ class ClippingChoice:
     outside: frozenset[str] = frozenset()
 
     def public(self) -> dict[str, Any]:
-        """Return the choice for a ledger's first line."""
+        """Return the choice as the first line of a ledger contains it."""
         return {
             "engine": self.engine,
             "modules": dict(sorted(Counter(self.kinds.values()).items())),
@@ -87,25 +88,25 @@ class ClippingChoice:
 
 
 class PerExampleClipper:
-    """Adds sums of clipped per-example gradients to ``parameter.grad``.
+    """Clipper that adds sums of clipped per-example gradients to ``parameter.grad``.
 
-    Use it as a context manager. Call ``self_check`` once with synthetic batches, and ``accumulate``
-    with every micro-batch. The model is unmodified outside of these calls.
+    Use the clipper as a context manager. Call ``self_check`` once with synthetic batches, and
+    ``accumulate`` with every micro-batch. The model is unmodified outside of these calls.
 
     Guarantees:
         ``accumulate`` adds ``sum_i c_i g_i`` to the gradients, where g_i is the gradient of unit
-        i's losses and ``norm(c_i g_i) <= (1 - headroom) * max_grad_norm`` over all trainable
-        parameters together, rounding included: clip factors are computed from a proven upper bound
-        of the norm (docs/dev/norm-bound.md). With ``headroom`` of ``rounding_headroom(n)``, adding
-        or removing one unit changes a step's sum of n units by at most ``sensitivity``. A unit
-        whose loss or gradient is not finite contributes exactly zero. A model that mixes examples
-        or writes to its parameters or buffers is rejected, and a use of a parameter that cannot be
-        recorded runs by engine rows; docs/explanation/clipper-limits.md lists what the checks
-        cannot detect.
+        i's losses. Over all trainable parameters together,
+        ``norm(c_i g_i) <= (1 - headroom) * max_grad_norm``, rounding included, because clip factors
+        are computed from a proven upper bound of the norm (docs/dev/norm-bound.md). With
+        ``headroom`` of ``rounding_headroom(n)``, adding or removing one unit changes a step's sum
+        of n units by at most ``sensitivity``. A unit whose loss or gradient is not finite
+        contributes exactly zero. A model that mixes examples or writes to its parameters or buffers
+        is rejected. If a use of a parameter cannot be recorded, the engine ``rows`` runs the
+        micro-batch. docs/dev/clipper-limits.md lists what the checks cannot detect.
 
     Attributes:
         losses: Losses of the last micro-batch, shape (b,), detached; private.
-        non_finite: Units left out since the clipper was entered; private.
+        non_finite: Number of units skipped since the clipper was entered; private.
     """
 
     def __init__(
@@ -126,29 +127,31 @@ class PerExampleClipper:
         """Prepare to clip the gradients of the parameters that require grad now.
 
         Args:
-            model: The model; its trainable parameters in float32 or float64.
-            losses_of: (model, batch of b rows) -> per-example losses, shape (b,). Each loss must be
-                a function of its own row. Data without rows, such as class weights, belongs here.
+            model: The model, with trainable parameters in float32 or float64.
+            losses_of: Function (model, batch of b rows) -> per-example losses, shape (b,). Each
+                loss must be a function of its own row. Data without rows, such as class weights,
+                belongs in this function.
             max_grad_norm: The clipping norm C, in units of the gradient of a loss.
             clipping: Name of the clipping style.
             engine: ``book_keeping``: all rows in one pass. ``rows``: each unit separately.
-                ``auto``: book-keeping, or rows if the self-check finds that it is not exact.
+                ``auto``: book-keeping, or rows if the self-check finds that book-keeping is not
+                exact.
             groups: For per-layer clipping, shell patterns over parameter names that partition the
-                parameters; None makes each layer a group.
+                parameters. None makes each layer a group.
             autocast: The dtype in which losses are computed. ``losses_of`` should not open autocast
-                itself, because the self-check also runs in float32, where it is precise.
-            loss_scale: For float16, K: the backward pass runs on ``K * loss``, and results are
-                divided by K in float32 (Li et al. 2022, Appendix T).
+                itself, because the self-check also runs in float32 for precision.
+            loss_scale: For float16, the factor K: the backward pass runs on ``K * loss``, and
+                results are divided by K in float32 (Li et al. 2022, Appendix T).
             headroom: Share of C that is reserved for the rounding of a step's sum
                 (``sums.rounding_headroom``).
             shards: For a sharded model: ``grad`` is that of ``shards.unsharded``, or
                 ``shards.new_sums`` keeps the sums.
-            choice: The result of an earlier self-check of the same model with the same trainable
-                parameters; None: call ``self_check`` before ``accumulate``.
+            choice: Result of an earlier self-check of the same model with the same trainable
+                parameters. None: call ``self_check`` before ``accumulate``.
 
         Raises:
-            InputError: An unknown name, a number out of range, nothing trainable, groups that are
-                no partition, or a layer that combines examples.
+            InputError: A name is unknown, a number is out of range, no parameter is trainable, the
+                groups are not a partition, or a layer combines examples.
         """
         check_model(model)
         check_engine_name(engine)
@@ -199,7 +202,7 @@ class PerExampleClipper:
                 key=None,
             )
         self._resources.enter_context(whole_precision())
-        buffers = dict(self._model.named_buffers())  # with those that are not saved
+        buffers = dict(self._model.named_buffers())  # includes buffers that are not saved
         self._held = HeldState(buffers | self._model.state_dict(keep_vars=True))
         return self
 
@@ -223,11 +226,11 @@ class PerExampleClipper:
         Gradients and random generators are unchanged afterwards. No record is needed.
 
         Args:
-            batches: Synthetic batches, best of 3 or 4 ragged rows in no order of length, at two
-                padded lengths.
-            alone: For each batch, its units as batches of their own, each collated separately, so
-                that the effects of a collator are checked, too; None: slices of the batch.
-            rows_per_unit: Rows of each privacy unit.
+            batches: Synthetic batches, preferably of 3 or 4 ragged rows, not sorted by length, at
+                two padded lengths.
+            alone: For each batch, its units as separate batches, each collated separately, so that
+                the effects of a collator are checked, too. None: slices of the batch.
+            rows_per_unit: Number of rows of each privacy unit.
 
         Returns:
             The public choice.
@@ -272,7 +275,8 @@ class PerExampleClipper:
                 for name in names:
                     levels[name] += 1
                     reasons.setdefault(name, str(error))
-                # Why a layer's own rule failed says more than why a map around it failed.
+                # The failure of a layer's own rule explains more than the failure of a map around
+                # the layer.
                 reason = next((r for name, r in reasons.items() if name in names), str(error))
                 outside.update(error.names if error.outside else ())
                 if not names:
@@ -333,31 +337,31 @@ class PerExampleClipper:
     def accumulate(self, batch: Any, rows_per_unit: int = 1) -> Tensor:
         """Add the clipped sum of one micro-batch to the gradients.
 
-        1. The engine sets existing gradients aside, runs the model forward and backward, and
-           computes each unit's norm, an upper bound of it, and from the bound a clip factor. If a
-           layer is used in a way that the self-check did not see, such as in a rare branch, engine
-           rows runs the micro-batch instead.
+        1. The engine sets existing gradients aside and runs the model forward and backward. It
+           computes each unit's norm, an upper bound of the norm, and a clip factor from the bound.
+           If a layer is used in a way that the self-check did not see, such as in a rare branch,
+           the engine ``rows`` runs the micro-batch instead.
         2. The first two micro-batches of several units are compared with subsets of their units.
         3. Version counters show whether the model wrote to its parameters or buffers. If a check
            fails, nothing has been added.
-        4. The engine computes the clipped sum of each parameter with these factors, and it is added
-           to ``grad``. The rounding error of each addition is kept for the next micro-batch of the
-           step (``sums``); a step ends when ``grad`` is cleared or changed.
+        4. The engine computes the clipped sum of each parameter with these factors, and the sum is
+           added to ``grad``. The rounding error of each addition is kept for the next micro-batch
+           of the step (``sums``). A step ends when ``grad`` is cleared or changed.
 
         Args:
             batch: A pytree of tensors whose leading dimension is b, the number of rows.
-            rows_per_unit: Rows of each privacy unit, which are contiguous; a unit's gradient is the
-                sum of its rows' gradients.
+            rows_per_unit: Number of rows of each privacy unit, which are contiguous. A unit's
+                gradient is the sum of its rows' gradients.
 
         Returns:
-            Norms before clipping, shape (b / rows_per_unit,); 0 for a unit that was left out
-            because it is not finite. Private: a norm is a function of the unit's records.
+            Norms before clipping, shape (b / rows_per_unit,); 0 for a unit that was skipped because
+            it is not finite. Private: a norm is a function of the unit's records.
 
         Raises:
             InputError: ``self_check`` was not called, or tensors have wrong leading dimensions.
-            RunError: Examples mix; the model wrote to its state; the trainable parameters changed;
-                or an earlier micro-batch failed while its sum was added, after which a new clipper
-                is needed.
+            RunError: Examples mix, the model wrote to its state, or the trainable parameters
+                changed. Also raised if an earlier micro-batch failed while its sum was added;
+                create a new clipper in this case.
         """
         held = self._entered_state()
         if self.choice is None:
@@ -448,7 +452,7 @@ class PerExampleClipper:
 
 @dataclass(frozen=True, kw_only=True)
 class ClippingOptions:
-    """The arguments of ``PerExampleClipper``, under the same names."""
+    """Arguments of ``PerExampleClipper``, with the same names."""
 
     max_grad_norm: float
     clipping: str = "flat"

@@ -1,7 +1,7 @@
 """Layer rules of convolutions: a convolution is a matrix product with patches of its input.
 
 The gradient of a weight is the sum over output positions of output gradient times patch, so ghost
-norms apply (Bu et al. 2022, arXiv 2205.10683). Patches are formed in the backward pass only.
+norms apply (Bu et al. 2022, arXiv 2205.10683). Patches are formed only in the backward pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,11 +30,11 @@ class Geometry:
     groups: int
 
     def patches(self, inputs: Tensor, kernel: Sequence[int]) -> Tensor:
-        """Return the inputs of each output position, (n, t, groups, numbers)."""
+        """Return the inputs of each output position, shape (n, t, groups, numbers)."""
         kernel, dilation, padding, stride = (
             tuple(kernel), self.dilation, self.padding, self.stride,
         )  # fmt: skip
-        if inputs.dim() == 3:  # one spatial dimension: F.unfold needs two
+        if inputs.dim() == 3:  # F.unfold needs two spatial dimensions
             inputs, kernel = inputs.unsqueeze(2), (1, *kernel)
             dilation, padding, stride = (1, *dilation), (0, *padding), (1, *stride)
         columns = F.unfold(inputs, kernel, dilation, padding, stride)

@@ -23,13 +23,13 @@ GRADIENT_WRITTEN = (
 
 
 def check_losses(losses: object, rows: int) -> None:
-    """Reject losses that are not one per row.
+    """Reject losses that do not contain one loss per row.
 
     Raises:
-        InputError: They are of another shape, or no tensor.
+        InputError: The losses have another shape, or are not a tensor.
     """
     if not isinstance(losses, Tensor) or losses.shape != (rows,):
-        # No sizes: those of a micro-batch of records are private.
+        # The message contains no sizes, because those of a micro-batch of records are private.
         kind = f"{losses.dim()} dimensions" if isinstance(losses, Tensor) else type(losses).__name__
         raise InputError(
             "losses_of must return per-example losses of shape (b,), one for each row of the batch,"
@@ -46,10 +46,11 @@ class Clipped:
         norms: Gradient norms over all groups, shape (u,), float64; not finite if the unit's
             gradient is not.
         bounds: Upper bounds of the norms, shape (groups, u), float64.
-        factors: Clip factors, shape (groups, u), float64; 0 for units that were left out.
+        factors: Clip factors, shape (groups, u), float64; 0 for skipped units.
         losses: Per-example losses, shape (b,).
-        finite: Which units contribute, because loss and gradient are finite, shape (u,).
-        non_finite: Number of units that do not.
+        finite: Whether each unit has finite loss and gradient and therefore contributes, shape
+            (u,).
+        non_finite: Number of skipped units.
     """
 
     norms: Tensor
@@ -76,11 +77,11 @@ class MicroBatch:
 
 
 class Engine:
-    """What the two engines have in common.
+    """Base class with the common parts of the two engines.
 
     Attributes:
-        loss_scale: The backward pass runs on losses times this; results are of the losses.
-        autocast: The dtype of autocast around ``losses_of``; None for none.
+        loss_scale: Factor of the losses in the backward pass; results are divided by this factor.
+        autocast: The dtype of autocast around ``losses_of``; None for no autocast.
     """
 
     def __init__(self, model: nn.Module, parameters: Parameters, losses_of: LossFunction) -> None:
@@ -92,8 +93,8 @@ class Engine:
         """Return the per-example losses, with a graph if they depend on a trainable parameter.
 
         Raises:
-            InputError: They are not one per row.
-            RunError: A gradient was written while they were computed.
+            InputError: There is not one loss per row.
+            RunError: A gradient was written while the losses were computed.
         """
         with torch.enable_grad():
             losses = self.call_losses_of(batch)
@@ -114,9 +115,9 @@ class Engine:
 
 
 class BookKeeping(Engine):
-    """One forward and backward pass for all rows, and one weighted contraction per parameter.
+    """Engine with one forward and backward pass for all rows and one contraction per parameter.
 
-    Bu et al. 2023 (arXiv 2210.00038); ghost norms, Li et al. 2022 (arXiv 2110.05679).
+    Book-keeping: Bu et al. 2023 (arXiv 2210.00038). Ghost norms: Li et al. 2022 (arXiv 2110.05679).
     """
 
     def __init__(
@@ -134,12 +135,12 @@ class BookKeeping(Engine):
     def run(self, micro_batch: MicroBatch, style: ClippingStyle) -> Clipped:
         """Compute norms and clip factors of one micro-batch; ``sums`` then computes its sum.
 
-        A parameter that has an ordinary ``grad`` after the backward pass was used outside its
-        layer, so that its use was not recorded.
+        If a parameter has an ordinary ``grad`` after the backward pass, it was used outside its
+        layer, and this use was not recorded.
 
         Raises:
             UseError: A parameter's gradients cannot be recorded as assigned.
-            InputError: As ``losses``.
+            InputError: See ``losses``.
         """
         assert self.assignment is not None
         recorder = self.recorder
@@ -171,7 +172,8 @@ class BookKeeping(Engine):
         """Return norms and clip factors of the recorded uses."""
         squares, bounds = self.recorder.norms()
         norms, bounds = self._unscaled(squares.sum(0).sqrt()), self._unscaled(bounds.sqrt())
-        # A unit is left out if anything about it is not finite: then this sum is not, either.
+        # A unit is skipped if its loss or one of its bounds is not finite: this sum is then not
+        # finite.
         of_losses = losses.view(len(norms), -1).abs().sum(1, dtype=torch.float64)
         finite = of_losses + bounds.sum(0) < math.inf
         factors = style.factors(bounds) * finite  # factors are finite even if bounds are not
@@ -182,12 +184,12 @@ class BookKeeping(Engine):
         return values if self.loss_scale == 1 else values / self.loss_scale
 
     def sums(self, clipped: Clipped, factors: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yield the clipped sum of each parameter that was used, and forget its uses.
+        """Yield the clipped sum of each parameter that was used, and forget the uses.
 
         Args:
             clipped: The result of the last ``run``.
-            factors: Clip factors to use instead, shape (groups, u), so that a check can compare
-                sums with another engine's, whose bounds differ.
+            factors: Clip factors to use instead, shape (groups, u). A check can then compare the
+                sums with those of another engine, whose bounds differ.
         """
         factors = clipped.factors if factors is None else factors
         keep = clipped.finite if clipped.non_finite else None
@@ -200,10 +202,10 @@ class BookKeeping(Engine):
 
 
 class Rows(Engine):
-    """Single-example execution: each unit separately through the unmodified model.
+    """Engine for single-example execution: each unit separately through the unmodified model.
 
-    This is the definition of a clipped sum. Rows cannot mix, except through state that the model
-    keeps between forward passes. It needs the memory of a micro-batch of one unit.
+    This execution defines the clipped sum. Rows cannot mix, except through state that the model
+    keeps between forward passes. The engine needs the memory of a micro-batch with one unit.
     """
 
     def __init__(
@@ -221,7 +223,7 @@ class Rows(Engine):
         """Compute norms, clip factors and sums of one micro-batch; ``sums`` returns the sums.
 
         Raises:
-            InputError: As ``losses``.
+            InputError: See ``losses``.
         """
         rows_per_unit = micro_batch.rows // micro_batch.units
         starts = range(0, micro_batch.rows, rows_per_unit)
@@ -246,13 +248,13 @@ class Rows(Engine):
         *,
         adds: bool = True,
     ) -> Clipped:
-        """Clip units, each a batch of its own.
+        """Clip units, each a separate batch.
 
         Args:
             units: The batch of each unit.
             style: Computes clip factors. None: flat clipping to the norm of the first unit, so that
                 a check on a few units scales some of them.
-            rows: Rows of each unit.
+            rows: Number of rows of each unit.
             adds: Whether to compute the sum, or only norms.
         """
         sums: dict[str, Tensor] = {}
@@ -263,7 +265,7 @@ class Rows(Engine):
             with torch.no_grad():
                 norm = self._group_norms(grads)
                 norms.append(norm.square().sum().sqrt())
-                # Additions of later units round this one's contribution, too (norm-bound.md, 25).
+                # Additions of later units also round this unit's contribution (norm-bound.md, 25).
                 bounds.append(norm * (1 + (SPAN + len(units) + 8) * 2.0**-24))
                 if style is None:
                     limit = min(max(float(norms[0]), NORM_RANGE[0]), NORM_RANGE[1])
@@ -292,7 +294,7 @@ class Rows(Engine):
         """Return the losses of a unit, and the gradients of their sum by name."""
         with self._parameters.grads_set_aside():
             losses = self.losses(batch, rows)
-            if losses.requires_grad:  # A record without anything to learn has a zero gradient.
+            if losses.requires_grad:  # A record with nothing to learn has a zero gradient.
                 self._backward(losses)
             grads = self._parameters.take_grads()
         grads = {name: g.to_dense() if g.is_sparse else g for name, g in grads.items()}
@@ -325,9 +327,9 @@ class Rows(Engine):
 
 
 SPAN = 64
-"""Squares that are added in float32, before float64 adds the rest (norm-bound.md, 25)."""
+"""Number of squares that are added in float32, before float64 adds the rest (norm-bound.md, 25)."""
 SAFE_NORMS = (1e-10, 1e15)
-"""Norms for which no square that matters underflows or overflows in float32."""
+"""Range of norms for which no relevant square underflows or overflows in float32."""
 
 
 def norm_of(gradients: Sequence[Tensor], device: torch.device) -> Tensor:

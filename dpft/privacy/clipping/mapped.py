@@ -1,9 +1,9 @@
-"""Run a module on each row separately with ``torch.vmap``, for parameters without a layer rule.
+"""Execution of a module on each row with ``torch.vmap``, for parameters without a layer rule.
 
 Each parameter is expanded to (rows, ...) without a copy, and the module's own forward is mapped
-over its rows, each a batch of one. Ordinary autograd then computes one gradient per row, whatever
-the module does. Layers with a rule inside the module leave the map: they run on all rows at once
-and record as usual, because a map would form one gradient of their large weights per row.
+over its rows, each a batch of one. Ordinary autograd then computes one gradient per row, for any
+module. Layers with a rule inside the module leave the map: they run on all rows at once and record
+as usual, because a map would form one gradient of their large weights per row.
 """
 
 import warnings
@@ -23,16 +23,16 @@ from dpft.privacy.clipping.rules import Forward, Site, expanded
 
 
 class _LeaveMap(torch.autograd.Function):
-    """Calls a function of one tensor on the tensors of all rows, from inside a map over rows."""
+    """Function that calls another function on the tensors of all rows, from inside a map."""
 
     @staticmethod
     def forward(inputs: Tensor, call: Callable[[Tensor], Tensor]) -> Tensor:
-        """Only reached for a tensor that the map does not cover."""
+        """Raise an error, because only a tensor that the map does not cover gets here."""
         raise RuntimeError("a layer inside a mapped module was used on a tensor without rows")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save nothing: the graph is that of ``call``."""
+        """Save nothing, because the graph is that of ``call``."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, inputs: Tensor, call: Callable[[Tensor], Tensor]) -> Any:
@@ -41,7 +41,7 @@ class _LeaveMap(torch.autograd.Function):
 
 
 def leaving_map(forward: Forward, recorder: Recorder) -> Forward:
-    """Return a rule's forward that can be called inside and outside of a map."""
+    """Return the forward of a rule for calls inside and outside of a map."""
 
     def run(input: Tensor) -> Tensor:
         if not recorder.inside_map:
@@ -54,7 +54,7 @@ def leaving_map(forward: Forward, recorder: Recorder) -> Forward:
 
 
 class _Body(nn.Module):
-    """A module's own forward, in which ``functional_call`` can replace parameters."""
+    """Wrapper of a module's forward, in which ``functional_call`` can replace parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class _Body(nn.Module):
 
 
 class MappedForward:
-    """The forward of a module that is mapped over its rows."""
+    """Forward of a module that is mapped over its rows."""
 
     def __init__(
         self,
@@ -79,9 +79,10 @@ class MappedForward:
 
         Args:
             module: The module.
-            weights: By path inside the module, the parameters to expand: their site and attribute.
-            inputs: The batch dimension of each argument of the module; None for none.
-            outputs: The batch dimension of each output.
+            weights: Site and attribute of each parameter to expand, by path inside the module.
+            inputs: Batch dimension of each argument of the module; None if the argument has no
+                batch dimension.
+            outputs: Batch dimension of each output.
             recorder: The recorder.
         """
         self._body, self._weights, self._recorder = _Body(module), weights, recorder
@@ -109,7 +110,7 @@ class MappedForward:
                 for path, (site, attribute) in self._weights.items()
             }
             with self._recorder.mapping(), sdpa_kernel(SDPBackend.MATH):
-                # The other attention kernels have no gradient of their mask inside a map.
+                # The other attention kernels cannot compute a gradient of their mask inside a map.
                 outputs = functional_call(
                     self._body, replaced, row_args, dict(row_kwargs), tie_weights=False
                 )
@@ -145,8 +146,8 @@ class MappedForward:
         rows = max((leaves[k][1].shape[axis] for k, axis in axes.items()), default=0)
         for k, place in places.items():
             leaf = leaves[k][1]
-            # An argument that had one row in the probe may have one per example behind another
-            # mapped module, and an attention mask may not have existed at all.
+            # An argument with one row in the probe may have one row per example behind another
+            # mapped module. An attention mask may not have existed at all in the probe.
             may_have = leaf.requires_grad or place not in self._inputs
             if k not in axes and may_have and rows > 1 and leaf.shape[:1] == (rows,):
                 axes[k] = 0
@@ -165,7 +166,7 @@ class MappedForward:
                 ) from error
 
     def _expanded(self, rows: int) -> dict[str, Tensor]:
-        """Return each parameter, by name, once per row."""
+        """Return each parameter, by name, expanded to one copy per row."""
         weights: dict[str, Tensor] = {}
         for path, (site, attribute) in self._weights.items():
             name = site.names[attribute]
@@ -183,7 +184,7 @@ class MappedForward:
 
 @contextmanager
 def _without_checkpointing(module: nn.Module) -> Iterator[None]:
-    """Turn off gradient checkpointing inside a map: a layer would be run again outside of it."""
+    """Turn off gradient checkpointing inside a map, which would rerun layers outside the map."""
     layers = [m for m in module.modules() if vars(m).get("gradient_checkpointing") is True]
     for layer in layers:
         vars(layer)["gradient_checkpointing"] = False

@@ -1,7 +1,6 @@
 """Options of a clipper and checks of their values; does not import torch.
 
-A configuration is validated before torch is imported, so names and ranges are checked here and
-nowhere else.
+A configuration is validated before torch is imported, so names and ranges are checked only here.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,28 +12,29 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 LossFunction = Callable[[Any, Any], "Tensor"]
-"""(model, batch of b rows) -> per-example losses, shape (b,), each a function of its own row."""
+"""Function (model, batch of b rows) -> per-example losses, shape (b,); each loss depends only on
+its row."""
 LossScale = float | Callable[[], float]
 """A loss scale, or a function that returns the (public) scale of the next micro-batch."""
 
 ENGINE_NAMES = ("book_keeping", "rows")
 STYLE_NAMES = ("flat", "automatic", "automatic_v", "per_layer")
 NORM_RANGE = (1e-10, 1e10)
-"""Clipping norms whose squares, factors and noise float32 can represent."""
+"""Range of clipping norms whose squares, factors and noise float32 can represent."""
 LOSS_SCALES = (1.0, 2.0**24)
-"""Scales that lift float16 gradients without taking float32 sums out of range."""
+"""Range of scales that lift float16 gradients without taking float32 sums out of range."""
 
 
 class Sums(Protocol):
-    """Adds the clipped sums of micro-batches, by parameter."""
+    """Object that adds the clipped sums of micro-batches, by parameter."""
 
     def add(self, name: str, total: "Tensor | None", part: "Tensor") -> "Tensor | None":
-        """Return the total with a part added, or None if it is stored elsewhere.
+        """Return the total with a part added, or None if the total is stored elsewhere.
 
         Args:
             name: Name of the parameter.
-            total: The sum of the parts before; None for the first part.
-            part: Of the parameter's shape; the sums may write to it.
+            total: The sum of the parts so far; None for the first part.
+            part: Tensor of the parameter's shape, which the sums may overwrite.
         """
 
     def flush(self) -> None:
@@ -46,7 +46,7 @@ class Shards(Protocol):
 
     @property
     def unsharded(self) -> "Mapping[str, nn.Parameter]":
-        """By name, the parameter that the model uses while it runs: the same tensor every time."""
+        """Parameters by name that the model uses while it runs: the same tensors every time."""
 
     def new_sums(self) -> Sums | None:
         """Return the object that adds micro-batches; None to add them in ``unsharded``'s grad."""
@@ -56,7 +56,7 @@ def check_loss_scale(loss_scale: float) -> None:
     """Reject a loss scale whose products float32 might not represent.
 
     Raises:
-        InputError: It is out of range, or not a number.
+        InputError: The scale is out of range, or not a number.
     """
     least, most = LOSS_SCALES
     if not least <= loss_scale <= most:
@@ -97,7 +97,7 @@ def check_max_grad_norm(max_grad_norm: float) -> None:
     """Reject a clipping norm that float32 might not represent.
 
     Raises:
-        InputError: It is out of range, or not a number.
+        InputError: The norm is out of range, or not a number.
     """
     least, most = NORM_RANGE
     if not least <= max_grad_norm <= most:

@@ -1,7 +1,7 @@
-"""List a model's trainable parameters with the modules that use them, and group them.
+"""Lists and groups of a model's trainable parameters, with the modules that use them.
 
-Uses, sums and checks refer to a parameter by name, because a sharded model replaces its parameters'
-tensors between two calls and during a call.
+Uses, sums and checks refer to a parameter by name, because a sharded model replaces the tensors of
+its parameters between and during calls.
 
 >>> model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 3))
 >>> model[1].weight = model[0].weight
@@ -28,8 +28,8 @@ class Owner:
     Attributes:
         path: Path of the module in the model.
         module: The module.
-        attribute: The module's attribute that holds the parameter.
-        name: The model's name of the parameter: the same for all owners.
+        attribute: Attribute of the module that holds the parameter.
+        name: Name of the parameter in the model: the same for all owners.
     """
 
     path: str
@@ -39,7 +39,7 @@ class Owner:
 
     @property
     def parameter(self) -> nn.Parameter | None:
-        """The parameter that the module holds now."""
+        """The parameter that the module currently holds."""
         return self.module._parameters[self.attribute]
 
 
@@ -58,10 +58,11 @@ class Parameters:
 
         Args:
             model: The model.
-            unsharded: Of a sharded model, the parameters that it uses while it runs, by name.
+            unsharded: For a sharded model, the parameters that the model uses while it runs, by
+                name.
 
         Raises:
-            InputError: Nothing is trainable, or a trainable parameter is in half precision.
+            InputError: No parameter is trainable, or a trainable parameter is in half precision.
         """
         self._model, self._unsharded = model, unsharded
         self.owners = list(_owners(model))
@@ -95,7 +96,7 @@ class Parameters:
         """Return the parameters by name, as the model uses them while it runs."""
         if self._unsharded is not None:
             return {name: self._unsharded[name] for name in self.shapes}
-        # From the modules' own tables, because ``getattr`` of a module is slow.
+        # Read from the modules' tables, because ``getattr`` of a module is slow.
         return {name: module._parameters[attr] for name, module, attr in self._first}  # type: ignore[misc]
 
     @property
@@ -110,11 +111,11 @@ class Parameters:
         """Reject a model whose trainable parameters have changed.
 
         Raises:
-            RunError: A parameter was frozen, unfrozen, tied, untied, added, or replaced by one of
-                another shape or dtype.
+            RunError: A parameter was frozen, unfrozen, tied, untied or added, or was replaced by a
+                parameter of another shape or dtype.
         """
         for module, attribute, trains, shape, dtype in self._places:
-            # A traced module's table has no ``get``.
+            # The table of a traced module has no `get`.
             p = module._parameters[attribute] if attribute in module._parameters else None  # noqa: SIM401
             if p is None or p.requires_grad is not trains:
                 self._reject(module, attribute)
@@ -133,7 +134,7 @@ class Parameters:
 
     @contextmanager
     def grads_set_aside(self) -> Iterator[None]:
-        """Empty every ``grad`` inside the block, and restore them afterwards."""
+        """Set every ``grad`` to None inside the block, and restore the gradients afterwards."""
         parameters = list(self.now().values())
         held = [p.grad for p in parameters]
         for p in parameters:
@@ -145,7 +146,7 @@ class Parameters:
                 p.grad = grad
 
     def take_grads(self) -> dict[str, Tensor]:
-        """Return the gradients that are not None, by name, and empty them."""
+        """Return the gradients that are not None, by name, and set them to None."""
         grads = {}
         for name, p in self.now().items():
             if p.grad is not None:

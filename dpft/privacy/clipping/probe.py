@@ -1,4 +1,4 @@
-"""Find the tensors with a batch dimension by running the model on 2 and on 3 units."""
+"""Probe that finds the tensors with a batch dimension by running the model on 2 and on 3 units."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -16,21 +16,21 @@ from dpft.privacy.clipping.batches import count_rows, take_rows
 from dpft.privacy.clipping.options import LossFunction
 
 Place = str
-"""The position of a tensor in a module's arguments or outputs."""
+"""Position of a tensor in the arguments or outputs of a module."""
 Shapes = dict[Place, torch.Size]
 
 
 @dataclass
 class Calls:
-    """How a module was called.
+    """Shapes in the calls of a module.
 
     Attributes:
-        inputs: The batch dimension of each tensor argument; None for none.
-        outputs: The batch dimension of each output.
-        axis: The batch dimension of the first tensor argument.
-        shape: The shape of the first tensor argument, in the run on 3 units.
-        batch_multiple: Size of the arguments' batch dimension over the number of rows, such as 2 if
-            a model joins two texts per row; 0 if no argument has a batch dimension.
+        inputs: Batch dimension of each tensor argument; None if there is no batch dimension.
+        outputs: Batch dimension of each output.
+        axis: Batch dimension of the first tensor argument.
+        shape: Shape of the first tensor argument, in the run on 3 units.
+        batch_multiple: Size of the arguments' batch dimension divided by the number of rows, such
+            as 2 if a model joins two texts per row; 0 if no argument has a batch dimension.
         is_uniform: Whether the batch dimensions were the same in all calls.
     """
 
@@ -43,7 +43,7 @@ class Calls:
 
     @property
     def can_be_mapped(self) -> bool:
-        """Whether some argument has a batch dimension, the first or the second."""
+        """Whether an argument has a batch dimension, which is its first or second dimension."""
         return self.is_uniform and any(axis in (0, 1) for axis in self.inputs.values())
 
 
@@ -56,8 +56,8 @@ def observe_calls(
 ) -> dict[str, Calls]:
     """Return how the modules at ``paths`` are called, by path.
 
-    Runs the model on 2 and on 3 units of the batch and compares the shapes of all arguments and
-    outputs. Modules that did not run are missing.
+    The function runs the model on 2 and on 3 units of the batch, and compares the shapes of all
+    arguments and outputs. Modules that did not run are missing.
     """
     paths, rows = list(paths), count_rows(batch)
     two, three = (
@@ -139,7 +139,7 @@ def _shapes_in(tree: Any) -> Shapes:
 
 
 def plain_losses(call: Callable[[], Tensor]) -> Tensor:
-    """Return losses without a graph; with one if they are computed from gradients themselves."""
+    """Return losses without a graph, or with a graph if ``losses_of`` itself computes gradients."""
     try:
         with torch.no_grad():
             return call()
@@ -151,7 +151,7 @@ def plain_losses(call: Callable[[], Tensor]) -> Tensor:
 
 @contextmanager
 def subsets_must_run() -> Iterator[None]:
-    """Turn errors of ``losses_of`` on a subset of a batch's rows into one sentence.
+    """Turn errors of ``losses_of`` on a subset of a batch's rows into one readable error.
 
     Raises:
         InputError: An error was raised inside the block.
@@ -171,7 +171,7 @@ def subsets_must_run() -> Iterator[None]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that a device, or the CPU's allocator, has too little memory."""
+    """Return whether an error means that a device or the CPU allocator has too little memory."""
     return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 

@@ -1,18 +1,19 @@
-r"""Compute norms, upper bounds and weighted sums of per-example gradients from recorded tensors.
+r"""Norms, upper bounds and weighted sums of per-example gradients from recorded tensors.
 
-A linear layer's gradient of one example is a sum of outer products of output gradients and inputs.
-Its norm follows from two Gram matrices without the gradient itself (the ghost norm, Li et al. 2022,
-arXiv 2110.05679, section 4), and the sum of clipped gradients of all examples is one matrix product
-(book-keeping, Bu et al. 2023, arXiv 2210.00038).
+The gradient of one example of a linear layer is a sum of outer products of output gradients and
+inputs. Its norm follows from two Gram matrices without the gradient itself (the ghost norm, Li et
+al. 2022, arXiv 2110.05679, section 4). The sum of clipped gradients of all examples is one matrix
+product (book-keeping, Bu et al. 2023, arXiv 2210.00038).
 
 This module is separate because it contains all floating-point arithmetic that the guarantee of the
 clipper depends on:
 
-    For each unit i, the norm of ``factors[i] * gradient[i]``, as ``weighted_sums`` adds it with
-    all rounding included, is at most ``factors[i]`` times the root of ``bounds()[i]``.
+    For each unit i, the norm of ``factors[i] * gradient[i]``, as ``weighted_sums`` adds it with all
+    rounding included, is at most ``factors[i]`` times the root of ``bounds()[i]``.
 
-``docs/dev/norm-bound.md`` proves it. A number in parentheses, such as (12), is a line of that page.
-Letters of shapes: u privacy units, t positions of a unit, p outputs, d inputs, k uses.
+``docs/dev/norm-bound.md`` proves this statement. A number in parentheses, such as (12), is a line
+of that page. Letters of shapes: u privacy units, t positions of a unit, p outputs, d inputs, k
+uses.
 """
 
 import math
@@ -27,17 +28,19 @@ from dpft.errors import InputError
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 SLACK = 1 + 2.0**-10
-"""Covers the float64 rounding of an error term (8)."""
+"""Factor that covers the float64 rounding of an error term (8)."""
 BOUND_SLACK = 1 + 2.0**-36
-"""Covers the float64 rounding of a bound, and of a sum of at most 60,000 of them (9)."""
+"""Factor that covers the float64 rounding of a bound, and of a sum of at most 60,000 bounds (9)."""
 LEAST_FACTOR = 2.0**-64
-"""A unit with a smaller clipping factor adds nothing: its products might underflow (17)."""
+"""Least clip factor. A unit with a smaller factor adds nothing: its products might underflow
+(17)."""
 EXTRA_STEPS = 4
-"""Roundings of a term besides those of the sum: factor times operand, product, tied total (15)."""
+"""Roundings of a term in addition to those of the sum: factor times operand, product, tied total
+(15)."""
 HALF_STEPS = (1.5, 3.0)
-"""Rounding errors of sums in a matrix unit, in units of u: for each product, and once (4)."""
+"""Rounding errors of sums in a matrix unit, in units of u: per product, and once (4)."""
 LEAST_SQUARE = torch.finfo(torch.float64).tiny
-"""A float64 square below this number may be taken for zero (1)."""
+"""A float64 square below this number may be treated as zero (1)."""
 MOST_ROUNDING = 2.0**-3
 """Largest relative error of a sum for which the proof's inequalities hold (2)."""
 
@@ -45,11 +48,11 @@ MOST_ROUNDING = 2.0**-3
 # ------------------------------------------------------------------------------- rounding of sums
 @dataclass(frozen=True)
 class PieceSizes:
-    """How many products one matrix product adds up; longer sums are added piece by piece (3).
+    """Number of products that one matrix product adds up; longer sums are added piece by piece (3).
 
     Attributes:
-        gram: For Gram matrices.
-        contraction: For weighted sums, whose pieces have the size of the weight.
+        gram: Number for Gram matrices.
+        contraction: Number for weighted sums, whose pieces have the size of the weight.
     """
 
     gram: int
@@ -61,7 +64,7 @@ ACCELERATOR_PIECES = PieceSizes(gram=2048, contraction=8192)
 
 
 def pieces(device: torch.device) -> PieceSizes:
-    """Return the lengths of pieces on a device: longer ones cost fewer calls and more rounding."""
+    """Return the piece lengths of a device; longer pieces cost fewer calls and more rounding."""
     return CPU_PIECES if device.type == "cpu" else ACCELERATOR_PIECES
 
 
@@ -70,7 +73,7 @@ def chain(products: int, piece: int, *, halves: bool = False) -> float:
 
     Args:
         products: K, the number of products that are added up.
-        piece: How many of them one matrix product adds up, in any order.
+        piece: Number of products that one matrix product adds up, in any order.
         halves: Whether the factors are multiplied in half precision, with float32 sums.
     """
     within = min(products, piece)
@@ -101,7 +104,8 @@ def widened(values: Tensor) -> Tensor:
 def multiplied_as_halves(left: Tensor, right: Tensor) -> bool:
     """Return whether two operands are multiplied in half precision with float32 sums.
 
-    Only accelerators that truncate as (4) assumes: NVIDIA's from compute capability 8.0 on.
+    This is the case only on accelerators that truncate as (4) assumes: NVIDIA GPUs from compute
+    capability 8.0 on.
     """
     is_half = left.dtype in HALF_DTYPES and left.dtype == right.dtype
     return is_half and _truncates_as_assumed(left.device)
@@ -115,7 +119,7 @@ def _truncates_as_assumed(device: torch.device) -> bool:
 
 
 def _same_precision(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two operands in float32, or both in float64 if one of them is."""
+    """Return two operands in float32, or both in float64 if one of them is in float64."""
     left, right = widened(left), widened(right)
     return (left, right) if left.dtype == right.dtype else (left.double(), right.double())
 
@@ -124,14 +128,15 @@ def _product(pairs: Sequence[tuple[Tensor, Tensor]], piece: int) -> Tensor:
     """Return the sum of the batched products of pairs, in float32 or float64.
 
     Args:
-        pairs: Operands, shapes (n, r, K) and (n, K, c). If there are two pairs, they are halves.
+        pairs: Operands, shapes (n, r, K) and (n, K, c). If there are two pairs, they are in half
+            precision.
         piece: Number of products that are added up at a time.
     """
     halves = multiplied_as_halves(*pairs[0])
     if not halves:
         pairs = [_same_precision(*pair) for pair in pairs]
         n, count = len(pairs[0][0]), pairs[0][0].shape[2] // piece
-        # Many small calls, such as for the head of a large vocabulary, take longer than few.
+        # Many small calls, such as for the head of a large vocabulary, take longer than few calls.
         numbers = count * pairs[0][0].shape[1] * pairs[0][1].shape[2]
         if n < count and numbers <= SMALL_OPERANDS:
             return _product_of_many_pieces(*pairs[0], piece)
@@ -154,7 +159,7 @@ def _product(pairs: Sequence[tuple[Tensor, Tensor]], piece: int) -> Tensor:
 
 
 def _product_of_many_pieces(left: Tensor, right: Tensor, piece: int) -> Tensor:
-    """Return ``_product`` of one pair, all pieces of each of the n products at a time."""
+    """Return ``_product`` of one pair, with all pieces of each of the n products at a time."""
     whole = left.shape[2] // piece * piece
     lefts = left[:, :, :whole].unflatten(2, (-1, piece)).transpose(1, 2)
     rights = right[:, :whole].unflatten(1, (-1, piece))
@@ -177,8 +182,9 @@ class GradientNorms:
 
     Attributes:
         square: Squared norm as computed.
-        error: By how much ``square`` may be too small.
-        rounding: By how much rounding may lengthen the gradient when it is scaled and added.
+        error: Maximum amount by which ``square`` may be too small.
+        rounding: Maximum amount by which rounding may lengthen the gradient when it is scaled and
+            added.
     """
 
     square: Tensor
@@ -186,16 +192,16 @@ class GradientNorms:
     rounding: Tensor
 
     def bounds(self) -> Tensor:
-        """Return squared upper bounds (6); infinite or NaN for units to be left out (23)."""
+        """Return squared upper bounds (6); infinite or NaN for units that must be skipped (23)."""
         return ((self.square.abs() + self.error).sqrt() + self.rounding).square() * BOUND_SLACK
 
     def of(self, index: int | slice) -> "GradientNorms":
-        """Return the norms of one of k weights, shape (u,), or of some of them."""
+        """Return the norms of one of k weights, shape (u,), or of several of them."""
         return GradientNorms(self.square[index], self.error[index], self.rounding[index])
 
 
 def _wide_dtype(*operands: Tensor) -> torch.dtype:
-    """Return the dtype in which products of operands are added up: float64 if one of them is."""
+    """Return the dtype for sums of products of operands: float64 if an operand is in float64."""
     wide = any(values.dtype == torch.float64 for values in operands)
     return torch.float64 if wide else torch.float32
 
@@ -212,14 +218,14 @@ def _unit(*operands: Tensor) -> float:
 
 
 def _numbers_at_a_time(device: torch.device) -> int:
-    """Return how many numbers are processed together: few, on a CPU, so that they fit its cache."""
+    """Return how many numbers are processed together: on a CPU few, which fit into the cache."""
     return 2**20 if device.type == "cpu" else 2**24
 
 
 def formed_norms(values: Tensor) -> GradientNorms:
-    """Return norms of gradients that are given themselves, shape (u, n) (20)."""
+    """Return the norms of gradients that are given as tensors, shape (u, n) (20)."""
     u, n = values.shape
-    # A CPU copies what it squares in float64: a part at a time.
+    # A CPU copies the numbers that it squares in float64, so they are processed in parts.
     parts = values.split(max(1, _numbers_at_a_time(values.device) // max(1, u)), 1)
     norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
@@ -254,7 +260,7 @@ class Outer:
 
     @property
     def size(self) -> int:
-        """Number of the operands' entries."""
+        """Number of entries of both operands."""
         return self.left.numel() + self.right.numel()
 
     def formed(self) -> Tensor:
@@ -266,7 +272,7 @@ class Outer:
         return next(weighted_sums([self], factors))[1]
 
     def without(self, keep: Tensor) -> "Outer":
-        """Return the use with zeros for the units that ``keep``, shape (u,), leaves out."""
+        """Return the use with zeros for the units that ``keep``, shape (u,), excludes."""
         keep = keep.view(-1, 1, 1)
         return Outer(self.left.where(keep, 0), self.right.where(keep, 0))
 
@@ -302,7 +308,7 @@ class Lookup:
         """Return the gradients, shape (u, count, d), float32 or float64."""
         values = widened(self.values)
         u, _, d = values.shape
-        # Each pair of unit and row has a slot of its own.
+        # Each pair of unit and row has its own slot.
         units = torch.arange(u, device=self.ids.device)
         slots = self.ids + units.unsqueeze(1) * self.count
         sums = values.new_zeros(u * self.count, d)
@@ -312,23 +318,24 @@ class Lookup:
         """Return the sum over i of factors[i] gradient[i], shape (count, d).
 
         Args:
-            factors: Clipping factors, shape (u,).
-            total: The weighted sum of a tied head, to which this one is added in place.
+            factors: Clip factors, shape (u,).
+            total: The weighted sum of a tied head, to which this sum is added in place.
         """
         values = widened(self.values)
         values = (values * rounded_down(factors, values.dtype).view(-1, 1, 1)).flatten(0, 1)
         ids = self.ids.flatten()
         if total is None:
             return values.new_zeros(self.count, values.shape[1]).index_add_(0, ids, values)
-        # Values of an entry are added first, at the place of its first one if they were sorted, so
-        # that its sum is added to the total once (15). The other places add zeros.
+        # The values of an entry are first summed at the place that its first value has if the
+        # entries are sorted. The sum of an entry is therefore added to the total once (15). Other
+        # places add zeros.
         entries = ids.sort().values
         sums = torch.zeros_like(values)
         sums.index_add_(0, torch.searchsorted(entries, ids), values)
         return total.index_add_(0, entries, sums.to(total.dtype))
 
     def without(self, keep: Tensor) -> "Lookup":
-        """Return the use with zeros for the units that ``keep``, shape (u,), leaves out."""
+        """Return the use with zeros for the units that ``keep``, shape (u,), excludes."""
         return Lookup(self.ids, self.values.where(keep.view(-1, 1, 1), 0), self.count)
 
     @classmethod
@@ -353,7 +360,8 @@ def lookup_norms(uses: Sequence[Lookup]) -> GradientNorms:
     values = widened(_stacked([use.values for use in uses]))
     k, u, t, d = values.shape
     ids = _stacked([use.ids for use in uses]).reshape(k * u, t).contiguous()
-    # The sum of a row is at the place of its first value, if a unit's values were sorted by row.
+    # The sum of a row is at the place that its first value has if a unit's values are sorted by
+    # row.
     places = torch.searchsorted(ids.sort(dim=1).values, ids)
     units = torch.arange(k * u, device=ids.device).unsqueeze(1)
     places = places.add(units, alpha=t).flatten()
@@ -387,10 +395,10 @@ def outer_norms(uses: Sequence[Outer]) -> GradientNorms:
     """Return the norms of each use, shape (k, u); all uses have the same u and t.
 
     The Gram matrix of a tensor that is the ``right`` of several uses (query, key and value; gate
-    and up) is computed once.
+    and up) is computed only once.
     """
     u, t = uses[0].left.shape[:2]
-    # A partition has one precision on each side; within it, sizes may differ.
+    # A partition has one precision on each side. Sizes within a partition may differ.
     partitions: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
     for index, use in enumerate(uses):
         partitions.setdefault((use.left.dtype, use.right.dtype), []).append(index)
@@ -416,17 +424,19 @@ def outer_norms(uses: Sequence[Outer]) -> GradientNorms:
 
 
 SMALL_OPERANDS = 2**18
-"""Numbers of equally shaped operands up to which one batched product of a copy is faster."""
+"""Operands of equal shape up to this number of entries are faster as one copied, batched
+product."""
 
 
 LONG_GRAM = 256
-"""Positions from which on a Gram matrix is faster if its symmetric entries are computed once."""
+"""Number of positions from which computing the symmetric entries of a Gram matrix once is
+faster."""
 
 
 def _chunks(indices: list[int], numbers: int) -> Iterator[list[int]]:
-    """Yield indices of operands, of so many numbers each, that are copied together."""
+    """Yield indices of operands that are copied together; each has ``numbers`` entries."""
     together = SMALL_OPERANDS // max(1, numbers)
-    together = together if together > 2 else 1  # A copy of two saves no operation.
+    together = together if together > 2 else 1  # Copying only two saves no operation.
     for start in range(0, len(indices), together):
         yield indices[start : start + together]
 
@@ -442,7 +452,7 @@ def _alike(uses: Sequence[Outer]) -> Iterator[list[int]]:
 
 
 def formed_gradients(uses: Sequence[Outer]) -> Iterator[tuple[int, Tensor]]:
-    """Yield for each use its index and its gradients, shape (u, p d), in no particular order."""
+    """Yield the index and the gradients, shape (u, p d), of each use, in no particular order."""
     for chunk in _alike(uses):
         parts = [uses[index] for index in chunk]
         use = parts[0]
@@ -471,7 +481,7 @@ def _grams(operands: list[Tensor]) -> list[Tensor]:
 
 
 def _gram(values: Tensor, piece: int) -> Tensor:
-    """Return the Gram matrix of (n, t, K), shape (n, t, t); of a long one, each entry once."""
+    """Return the Gram matrix of (n, t, K), shape (n, t, t); if t is large, each entry once."""
     t = values.shape[1]
     if t < LONG_GRAM:
         return _product([(values, values.mT)], piece)
@@ -483,13 +493,13 @@ def _gram(values: Tensor, piece: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Constants:
-    """Constants of k uses that depend on public sizes only, float64.
+    """Constants of k uses that depend only on public sizes, float64.
 
     A dimension of 2 is for the output gradients and the inputs.
 
     Attributes:
         stretch: Factor of the diagonals of Gram matrices, shape (2, k, 1, 1) (11).
-        lost: What is added after that, shape (2, k, 1, 1) (11).
+        lost: Amount to add afterwards, shape (2, k, 1, 1) (11).
         errors: Factors of (a), (b), (d) and (c), shape (4, k, 1) (13).
         squares: Factors of the squared sums of lengths, shape (2, k, 1) (13).
         totals: Factors of these sums, shape (2, k, 1) (17).
@@ -535,7 +545,7 @@ def _constants(
 
 
 Identity = tuple[int, torch.Size, tuple[int, ...], int]
-"""Identifies a tensor's memory and version while the tensor is alive."""
+"""Key that identifies the memory and version of a tensor while the tensor is alive."""
 
 
 def _identity(values: Tensor) -> Identity:
@@ -570,7 +580,7 @@ def _outer_norms(
         left, right = left.double(), right.double()
     unit, least = _unit(left), _least(left)
 
-    # Of both operands, shapes (2, k, u, t) and (2, k, u); letters as in the proof.
+    # For both operands, shapes (2, k, u, t) and (2, k, u); letters as in the proof.
     diagonals = torch.stack([gram.diagonal(dim1=2, dim2=3) for gram in (left, right)])
     squares = torch.addcmul(constants.lost, diagonals, constants.stretch)  # (11)
     lengths = squares.sqrt()
@@ -593,7 +603,7 @@ def _outer_norms(
 
 
 def _stacked(parts: list[Tensor]) -> Tensor:
-    """Return tensors stacked along a new first dimension; no copy of a single one."""
+    """Return tensors stacked along a new first dimension, without copying a single tensor."""
     return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
 
 
@@ -603,13 +613,13 @@ def tied_norms(
     """Return the norms of a weight that is both head and embedding, shape (u,) (21), (22).
 
     The inner product of the two gradients is the sum over s, t of (values[t] . right[s]) times
-    left[s, ids[t]], which needs tensors of shape (u, s, t) only.
+    left[s, ids[t]], which only needs tensors of shape (u, s, t).
 
     Args:
         head: Norms of ``outer``, shape (u,).
         embedding: Norms of ``lookup``, shape (u,).
-        outer: The head's use.
-        lookup: The embedding's use.
+        outer: Use of the head.
+        lookup: Use of the embedding.
     """
     s, t, d = outer.right.shape[1], *lookup.values.shape[1:]
     ids = lookup.ids.unsqueeze(1).expand(-1, s, -1)
@@ -635,9 +645,9 @@ def tied_norms(
 
 # ---------------------------------------------------------------------------------- weighted sums
 def rounded_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return factors in a dtype, none of them larger; 0 for those below ``LEAST_FACTOR`` (16).
+    """Return factors in a dtype, rounded down; 0 for those below ``LEAST_FACTOR`` (16).
 
-    Float32 factors have been rounded down already: they are returned as they are.
+    Float32 factors have already been rounded down and are not rounded again.
     """
     if factors.dtype == torch.float32:
         return factors.to(dtype)
@@ -648,13 +658,13 @@ def rounded_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def weighted_sums(uses: Sequence[Outer], factors: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield for each use its index and the sum over i of factors[i] gradient[i].
+    """Yield the index of each use and the sum over i of factors[i] gradient[i].
 
-    Sums of equally shaped small uses are one batched product. They come in no particular order.
+    Sums of equally shaped small uses are one batched product. The order is not specified.
 
     Args:
-        uses: Uses with the same u. Non-finite units must have been left out by ``without``.
-        factors: Clipping factors, shape (u,): float64, or float32 from ``rounded_down``.
+        uses: Uses with the same u, in which ``without`` has replaced non-finite units by zeros.
+        factors: Clip factors, shape (u,): float64, or float32 from ``rounded_down``.
 
     Yields:
         Index, and the sum, shape (p, d), float32 or float64.
@@ -675,8 +685,8 @@ def weighted_sums(uses: Sequence[Outer], factors: Tensor) -> Iterator[tuple[int,
 def _contracted(left: Tensor, right: Tensor, factors: Tensor) -> Tensor:
     """Return the sum over u, t of factors[u] left[k, u, t] right[k, u, t]^T, shape (k, p, d).
 
-    Of bfloat16, the product of a factor of eight bits and a number of eight bits is exactly the
-    sum of two numbers of eight bits, so that two products of halves suffice (16).
+    In bfloat16, the product of two numbers of eight bits is exactly the sum of two numbers of eight
+    bits. Two products in half precision therefore suffice (16).
     """
     scale_left = left.shape[3] <= right.shape[3]
     scaled, other = (left, right) if scale_left else (right, left)
@@ -697,7 +707,7 @@ def bfloat16_pair(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def formed_without(values: Tensor, keep: Tensor) -> Tensor:
-    """Return formed gradients, shape (u, n), with zeros for the units that are left out."""
+    """Return formed gradients, shape (u, n), with zeros for the units that ``keep`` excludes."""
     return values.where(keep.unsqueeze(1), 0)
 
 

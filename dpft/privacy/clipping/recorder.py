@@ -1,10 +1,10 @@
-"""Collect the recorded uses of each parameter in a micro-batch, and compute the clipped sum.
+"""Recorder of the uses of each parameter in a micro-batch, which computes norms and clipped sums.
 
 A recording forward (``rules``) passes (input, output gradient) to the recorder during the backward
-pass: a *use* of its parameter. After the backward pass, the engine asks the recorder for the norms
-of each unit's gradients, computes clip factors, and asks for each parameter's weighted sum
-(book-keeping, Bu et al. 2023). Uses are kept by parameter and not by layer, because the gradient of
-a weight that several layers share is the sum of all its uses.
+pass: a *use* of its parameter. After the backward pass, the engine gets the norms of each unit's
+gradients from the recorder and computes clip factors. The engine then gets the weighted sum of each
+parameter (book-keeping, Bu et al. 2023). Uses are kept by parameter and not by layer, because the
+gradient of a weight that several layers share is the sum of all its uses.
 """
 
 from collections import defaultdict
@@ -32,20 +32,20 @@ from dpft.privacy.clipping.products import (
 )
 
 TOGETHER = 2**20
-"""Numbers per unit up to which gradients of several small parameters are put side by side."""
+"""Numbers per unit up to which gradients of several small parameters are concatenated."""
 ALONE = 2**16
-"""Numbers of a gradient that is large enough to be processed separately."""
+"""Size from which a gradient is processed separately."""
 HALF = (torch.bfloat16, torch.float16)
 
 
 class UseError(RunError):
-    """A parameter's per-example gradients cannot be recorded as assigned.
+    """Error if a parameter's per-example gradients cannot be recorded as assigned.
 
-    ``PerExampleClipper.accumulate`` then runs the micro-batch by engine rows; a self-check changes
-    the assignment.
+    ``PerExampleClipper.accumulate`` then runs the micro-batch with the engine ``rows``. A
+    self-check changes the assignment.
 
     Attributes:
-        reason: What happened; the whole message adds how to fix it.
+        reason: The cause of the error; the whole message adds how to fix it.
         names: The parameters.
         outside: Whether a module other than their own used them.
     """
@@ -56,17 +56,17 @@ class UseError(RunError):
 
 
 class Recorder:
-    """The uses of all parameters in one micro-batch of u privacy units.
+    """Uses of all parameters in one micro-batch of u privacy units.
 
     The rows of a unit are contiguous. A tensor whose leading dimension is k times the number of
     rows is therefore viewed as (u, k r t, d), with r rows per unit.
 
     Attributes:
         rows: Number of rows of the micro-batch.
-        units: Number of its privacy units.
-        inside_map: Whether a module is being mapped over its rows at the moment.
-        saw_half: Whether a half-precision tensor was recorded since the attribute was reset; checks
-            then compare less strictly.
+        units: Number of privacy units of the micro-batch.
+        inside_map: Whether a module is currently being mapped over its rows.
+        saw_half: Whether a half-precision tensor was recorded since this attribute was reset.
+            Checks then compare less strictly.
     """
 
     def __init__(self, groups: Mapping[str, int], device: torch.device) -> None:
@@ -77,7 +77,7 @@ class Recorder:
         self.begin(0, 0)
 
     def begin(self, rows: int, units: int) -> None:
-        """Forget all uses and expect those of a micro-batch; none between micro-batches (0, 0)."""
+        """Forget all uses and expect those of a micro-batch; (0, 0) between micro-batches."""
         self.rows, self.units = rows, units
         self._outer: dict[str, list[Outer]] = defaultdict(list)
         self._lookups: dict[str, list[Lookup]] = defaultdict(list)
@@ -100,7 +100,7 @@ class Recorder:
         finally:
             self.inside_map = False
 
-    # Called by recording forwards, in the backward pass.
+    # Recording forwards call these methods, in the backward pass except for `cast`.
 
     def cast(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a layer's inputs in another dtype; layers that share inputs share the cast."""
@@ -117,7 +117,7 @@ class Recorder:
         """Record a use with the gradient ``sum_t left_t right_t^T``.
 
         Args:
-            name: The parameter.
+            name: Name of the parameter.
             left: Output gradients, shape (n, t, p), where n is a multiple of the number of rows.
             right: Inputs, shape (n, t, d).
         """
@@ -131,9 +131,9 @@ class Recorder:
         """Record a use of an embedding.
 
         Args:
-            name: The parameter.
-            ids: Which entries of the embedding were looked up, shape (n, t).
-            values: Their output gradients, shape (n, t, d).
+            name: Name of the parameter.
+            ids: Entries of the embedding that were looked up, shape (n, t).
+            values: Output gradients of these entries, shape (n, t, d).
             count: Number of entries of the embedding.
         """
         ids = self._by_unit(name, ids.unsqueeze(2)).squeeze(2)
@@ -144,8 +144,8 @@ class Recorder:
             self._lookups[name].append(use)
 
     def formed(self, name: str, gradients: Tensor) -> None:
-        """Record formed gradients, one per row, shape (n, ...); a unit's rows are added up."""
-        # Views are avoided, because there are many small parameters.
+        """Record formed gradients, one per row, shape (n, ...), and add up each unit's rows."""
+        # This avoids views, because there are many small parameters.
         whole = gradients if gradients.dim() == 2 else gradients.reshape(len(gradients), -1)
         if not len(whole) == self.rows == self.units:
             whole = self._by_unit(name, whole.unsqueeze(1)).sum(1)
@@ -172,7 +172,7 @@ class Recorder:
         self._saw(values.dtype)
         return values if n == self.units else values.reshape(self.units, n // self.units * t, d)
 
-    # Called by the engine, after the backward pass.
+    # The engine calls these methods after the backward pass.
 
     def norms(self) -> tuple[Tensor, Tensor]:
         """Return squared norms of the units' gradients, and the squares of their upper bounds.
@@ -191,7 +191,7 @@ class Recorder:
         for names in by_length.values():
             norms, start = outer_norms([self._outer[name][0] for name in names]), 0
             for k, name in enumerate(names):
-                if name in lookups:  # A weight that is tied: the two uses have a cross term.
+                if name in lookups:  # A tied weight: its two uses have a cross term.
                     uses = self._outer[name][0], self._lookups[name][0]
                     tied = tied_norms(norms.of(k), lookups.pop(name), *uses)
                     named_norms += [(names[start:k], norms.of(slice(start, k))), ([name], tied)]
@@ -201,7 +201,7 @@ class Recorder:
         return self._totals(named_norms)
 
     def _lookup_norms(self) -> dict[str, GradientNorms]:
-        """Return the norms of look-ups; small ones of equal shape are processed together."""
+        """Return the norms of look-ups; small look-ups of equal shape are processed together."""
         by_shape: dict[tuple[object, ...], list[str]] = defaultdict(list)
         for name, (use,) in self._lookups.items():
             is_small = use.values.numel() <= SMALL_OPERANDS
@@ -249,7 +249,7 @@ class Recorder:
                     self._add_formed(name, lookup.formed().flatten(1))
         for index, gradients in formed_gradients(outers):
             self._add_formed(names[index], gradients)
-        for names in list(self._buckets()):  # The loop empties what it reads.
+        for names in list(self._buckets()):  # The loop empties what _buckets reads.
             parts = [self._formed.pop(name) for name in names]
             self._joined.append((names, parts[0] if len(parts) == 1 else torch.cat(parts, 1)))
 
@@ -273,7 +273,7 @@ class Recorder:
     def _with_lookups(
         self, name: str, total: Tensor | None, factors: Tensor, keep: Tensor | None
     ) -> Tensor:
-        """Return a parameter's weighted sum with that of its look-ups added."""
+        """Return a parameter's weighted sum, including that of its look-ups."""
         (use,) = self._lookups.pop(name, (None,))
         if use is None:
             assert total is not None
@@ -284,18 +284,18 @@ class Recorder:
     def weighted_sums(
         self, factors: Tensor, keep: Tensor | None, sizes: Mapping[str, int]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield each parameter's ``sum_i factors_i gradient_i``, flat or of two dimensions.
+        """Yield each parameter's ``sum_i factors_i gradient_i``, flat or with two dimensions.
 
         Each use is released as soon as its sum is computed.
 
         Args:
             factors: Clip factors, shape (groups, u), float64.
-            keep: Which units contribute, shape (u,); None if all do. The other units, whose values
-                may be infinite or NaN, contribute exactly zero.
+            keep: Which units contribute, shape (u,); None if all units do. The other units, whose
+                values may be infinite or NaN, contribute exactly zero.
             sizes: Number of entries of each parameter.
         """
         if not self._saw_double:
-            factors = rounded_down(factors, torch.float32)  # once, and not for each sum
+            factors = rounded_down(factors, torch.float32)  # only once, not for each sum
         small: dict[int, list[str]] = defaultdict(list)
         for name, (use,) in self._outer.items():
             if use.size <= SMALL_OPERANDS:
@@ -320,6 +320,6 @@ class Recorder:
             if len(names) == 1:
                 yield names[0], joined
                 continue
-            # Copies, because a part of a larger tensor would keep all of it alive in grad.
+            # Copies, because a view of a larger tensor would keep all of it alive in grad.
             parts = torch.ops.aten.split_with_sizes_copy(joined, [sizes[name] for name in names])
             yield from zip(names, parts, strict=True)

@@ -1,9 +1,9 @@
-"""Layer rules: for each kind of layer, what its forward method records.
+"""Layer rules, which define what the forward of each kind of layer records.
 
-A rule is a function (layer, site) -> recording forward, which has the arithmetic of the layer's own
-forward. In the backward pass, its autograd function passes (input, output gradient) to the recorder
-instead of computing a gradient for the weight. To add a kind of layer, write its rule and add it to
-``assignment.RULES``.
+A rule is a function (layer, site) -> recording forward with the same arithmetic as the layer's own
+forward. In the backward pass, the autograd function of the recording forward passes (input, output
+gradient) to the recorder instead of computing a gradient for the weight. To add a kind of layer,
+write its rule and add it to ``assignment.RULES``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +22,13 @@ from dpft.privacy.clipping.recorder import HALF, Recorder, UseError
 
 @dataclass(frozen=True)
 class Site:
-    """Where a layer records its uses.
+    """Target of the uses that a layer records.
 
     Attributes:
         recorder: The recorder.
-        names: The model's names of the layer's trainable parameters, by the layer's attribute.
+        names: Names in the model of the layer's trainable parameters, by attribute of the layer.
         batch_multiple: For a layer of the kind ``position``: ``Calls.batch_multiple`` of the module
-            around it; 0 if unknown.
+            around the layer; 0 if unknown.
     """
 
     recorder: Recorder
@@ -88,7 +88,7 @@ class _Dense(torch.autograd.Function):
         outputs = torch.addmm(bias.to(inputs.dtype), rows, weight if transposed else weight.t())
         if inputs.dim() == 2:
             return outputs
-        # No view: a model may write to its result in place.
+        # Not a view, because a model may write to its result in place.
         shape = [*inputs.shape[:-1], outputs.shape[1]]
         whole: Tensor = torch.ops.aten._unsafe_view(outputs, shape)
         return whole
@@ -156,7 +156,7 @@ class _Embedding(torch.autograd.Function):
 
 
 def embedding(layer: nn.Embedding, site: Site) -> Forward:
-    """Record the look-up of an Embedding; in a subclass, the one inside its own forward."""
+    """Record the look-up of an Embedding; in a subclass, the look-up inside its own forward."""
 
     def look_up(
         ids: Tensor,
@@ -200,7 +200,7 @@ def embedding(layer: nn.Embedding, site: Site) -> Forward:
 
 
 class _EmbeddingIntercept(TorchFunctionMode):
-    """Replaces ``F.embedding`` on one weight."""
+    """Mode that replaces ``F.embedding`` for one weight."""
 
     def __init__(self, weight: Tensor, look_up: Forward) -> None:
         super().__init__()
@@ -279,7 +279,7 @@ def group_norm(layer: nn.GroupNorm, site: Site) -> Forward:
     """Record a GroupNorm."""
 
     def forward(input: Tensor) -> Tensor:
-        if site.recorder.inside_map:  # (b, 1, c, ...): each row is a batch of one.
+        if site.recorder.inside_map:  # shape (b, 1, c, ...): each row is a batch of one
             rows: Tensor = normalized(input.flatten(0, 1)).unflatten(0, input.shape[:2])
             return rows
         return normalized(input)
@@ -317,16 +317,19 @@ class _Expand(torch.autograd.Function):
 def expanded(
     weight: Tensor, rows: int, attribute: str, site: Site, middle: Sequence[int] = ()
 ) -> Tensor:
-    """Return a weight once per row, (rows, *middle, ...), without a copy.
+    """Return a weight expanded to one copy per row, (rows, *middle, ...), without copying.
 
-    The backward pass records its per-row gradient. Dimensions of ``middle`` are 1.
+    The backward pass records the per-row gradient of the weight. Dimensions of ``middle`` are 1.
     """
     weights: Tensor = _Expand.apply(weight, (rows, *middle, *weight.shape), attribute, site)
     return weights
 
 
 def is_scale(module: nn.Module, width: int) -> bool:
-    """Whether all parameters and buffers of a module are vectors of its input's last dimension."""
+    """Return whether all parameters of a module are vectors of its input's last dimension.
+
+    A module without parameters or with submodules does not qualify.
+    """
     held = list(module.parameters())
     return bool(held) and all(p.shape == (width,) for p in held) and not any(module.children())
 

@@ -1,7 +1,7 @@
-"""Clipping styles: functions from bounds of gradient norms to clipping factors.
+"""Clipping styles: functions from bounds of gradient norms to clip factors.
 
-Each style states its sensitivity: how much one privacy unit can change a step's clipped sum. The
-noise is a multiple of exactly this number.
+Each style states its sensitivity, which is the maximum change of a step's clipped sum by one
+privacy unit. The noise is a multiple of exactly this number.
 """
 
 import math
@@ -21,15 +21,17 @@ LEAST_NORM = 1e-10
 MOST_HEADROOM = 0.5
 """Largest share of the clipping norm that can be reserved for rounding."""
 ROUNDED_DOWN = 1 - 2.0**-40
-"""Clip factors are shortened by this, which covers the rounding of their own float64 formula."""
+"""Clip factors are multiplied by this number, which covers the rounding of their float64
+formula."""
 FACTOR_RANGE = (2.0**-64, 1e12)
-"""Factors that float32 products can use. Below, the unit adds nothing (norm-bound.md, line 17).
-Above, a product with a large input could overflow: the factor is reduced."""
+"""Factors that float32 products can use. If the factor is smaller, the unit adds nothing
+(norm-bound.md, line 17). If the factor is larger, a product with a large input could overflow, so
+the factor is reduced."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClippingStyle(ABC):
-    """Computes clip factors from upper bounds of gradient norms.
+    """Base of clipping styles, which compute clip factors from upper bounds of gradient norms.
 
     Guarantees:
         For bounds of every group in [0, inf), the root of the sum over groups of
@@ -40,7 +42,7 @@ class ClippingStyle(ABC):
     headroom: float = 0.0
     """Share of the clipping norm that is reserved for the rounding of a step's sum (``sums``)."""
     groups: int = 1
-    """Number of groups that partition the trainable parameters; each has its own norm."""
+    """Number of groups that partition the trainable parameters; each group has its own norm."""
 
     def __post_init__(self) -> None:
         check_max_grad_norm(self.max_grad_norm)
@@ -54,7 +56,7 @@ class ClippingStyle(ABC):
 
     @property
     def limit(self) -> float:
-        """Norm that scaled gradients must not exceed."""
+        """Maximum norm of scaled gradients."""
         return self.max_grad_norm * (1 - self.headroom)
 
     @property
@@ -73,17 +75,17 @@ class ClippingStyle(ABC):
         """
         least, most = FACTOR_RANGE
         factors = self._factors(bounds).clamp(max=most) * ROUNDED_DOWN
-        # Of an infinite bound, the factor is 0; of NaN, it is NaN, which is not at least ``least``.
+        # For an infinite bound, the factor is 0. For NaN, it is NaN, which is not at least `least`.
         return torch.where(factors >= least, factors, 0.0)
 
     @abstractmethod
     def _factors(self, bounds: Tensor) -> Tensor:
-        """Return the factors of the style's formula, shape (groups, u)."""
+        """Return the factors by the formula of the style, shape (groups, u)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flat(ClippingStyle):
-    """Abadi et al. 2016: scale by ``min(1, C / norm)``."""
+    """Flat clipping (Abadi et al. 2016): scale by ``min(1, C / norm)``."""
 
     def _factors(self, bounds: Tensor) -> Tensor:
         return (self.limit / bounds).clamp(max=1.0)
@@ -127,10 +129,10 @@ STYLES: dict[str, type[ClippingStyle]] = {
 def clipping_style(
     name: str, *, max_grad_norm: float, groups: int = 1, headroom: float = 0.0
 ) -> ClippingStyle:
-    """Return the style called ``name``; only ``per_layer`` uses ``groups``.
+    """Return the style with the given name; only ``per_layer`` uses ``groups``.
 
     Raises:
-        InputError: Unknown name, or ``max_grad_norm`` or ``headroom`` is out of range.
+        InputError: The name is unknown, or ``max_grad_norm`` or ``headroom`` is out of range.
     """
     check_style_name(name)
     count = groups if STYLES[name] is PerLayer else 1

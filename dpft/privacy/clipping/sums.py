@@ -1,11 +1,11 @@
-"""Add up clipped gradients over the micro-batches of a step without accumulating rounding errors.
+"""Sums of clipped gradients over the micro-batches of a step, with compensated rounding.
 
-If one record is removed, all later records move by one place, so other micro-batches are added to
+If one record is removed, all later records move by one place. Other micro-batches are then added to
 other totals, and float32 rounds differently at each addition. Over M micro-batches of n records,
-this would change the sum by up to ``eps M n C / 2``, which can exceed the influence of the record.
-(Records crafted so that each addition loses half a unit in the last place moved 8192 others by
-0.67 C. Casacuberta et al. 2022, arXiv 2207.10635, show the same for other libraries.) So the
-rounding error of each addition is kept and added with the next micro-batch (Knuth's two-sum). The
+this could change the sum by up to ``eps M n C / 2``, which can exceed the influence of the record.
+Records crafted so that each addition loses half a unit in the last place moved 8192 others by 0.67
+C. Casacuberta et al. 2022 (arXiv 2207.10635) show the same for other libraries. The rounding error
+of each addition is therefore kept and added with the next micro-batch (Knuth's two-sum). The
 remaining error does not grow with M, and clip factors leave room for it (``rounding_headroom``).
 
 >>> sums, total = CompensatedSums(), torch.ones(1)
@@ -24,16 +24,16 @@ import torch
 from torch import Tensor
 
 ROUNDINGS = 32
-"""Roundings of the whole sum that the headroom allows, see ``rounding_headroom``."""
+"""Number of roundings of the whole sum that the headroom allows, see ``rounding_headroom``."""
 CPU_BLOCK, DEVICE_BLOCK = 2**17, 2**24
-"""Numbers per operation: on a CPU they fit into the cache; on a GPU, launches cost little."""
+"""Numbers per operation: few enough for the cache of a CPU, and many on a GPU, to save launches."""
 
 
 def rounding_headroom(expected_batch_size: float, dtype: torch.dtype = torch.float32) -> float:
     """Return the share of the clipping norm that clip factors leave for the sum's rounding.
 
-    Two neighboring sums have at most n records of norm C each, and each sum is within ``eps n C``
-    of its micro-batches' exact total: a total is rounded once, and a part once, by half of eps
+    Two neighboring sums have at most n records of norm C each. Each sum is within ``eps n C`` of
+    the exact total of its micro-batches: a total is rounded once, and a part once, by half of eps
     (``CompensatedSums``; ``sum of |part|`` is at most ``n C``). These are 4 roundings of
     ``eps / 2 * n C``. The remaining 28 are for the contraction of a micro-batch, which libraries
     add up in tiles, and for the forward and backward pass; no proof covers these. The worst records
@@ -49,7 +49,7 @@ def rounding_headroom(expected_batch_size: float, dtype: torch.dtype = torch.flo
 
 @dataclass(frozen=True)
 class _Addition:
-    """A total, the part to add to it, and the rounding error of the total's previous addition."""
+    """A total, the part to add to the total, and the rounding error of the previous addition."""
 
     total: Tensor
     part: Tensor
@@ -57,15 +57,15 @@ class _Addition:
 
 
 class CompensatedSums:
-    """Adds the sums of micro-batches to the parameters' gradients, and keeps rounding errors.
+    """Compensated sums of micro-batches in the parameters' gradients.
 
-    From the second micro-batch of a step on, it holds one more tensor of each trainable parameter's
-    size. Additions of many small parameters are carried out in one operation.
+    From the second micro-batch of a step on, this object holds one more tensor of each trainable
+    parameter's size. Additions of many small parameters are carried out in one operation.
 
     Guarantees:
         After any number of additions, the total is the exact sum of the parts within
-        ``eps * (|total| + sum of |part|)`` in each coordinate, to first order in eps (the distance
-        from 1 to the next number, 1.2e-7 in float32).
+        ``eps * (|total| + sum of |part|)`` in each coordinate, to first order in eps. eps is the
+        distance from 1 to the next number, 1.2e-7 in float32.
     """
 
     def __init__(self) -> None:
@@ -80,9 +80,9 @@ class CompensatedSums:
 
         Args:
             name: Name of the parameter, once per micro-batch.
-            total: The sum so far; None for the first part. If it was changed since the last
+            total: The sum so far; None for the first part. If the total was changed since the last
                 ``flush``, the rounding error of its previous addition is dropped.
-            part: Of the parameter's shape; it is overwritten, or becomes the total.
+            part: Tensor of the parameter's shape, which is overwritten or becomes the total.
         """
         if not self._is_checked:
             self._drop_stale()

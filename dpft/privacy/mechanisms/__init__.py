@@ -1,8 +1,8 @@
-"""Mechanisms: how a run samples, adds noise, and what that costs.
+"""Mechanisms: how a run samples and adds noise, and the cost of both.
 
-Read ``base`` for the questions that every mechanism answers, then the tenants: ``dp_sgd`` (Poisson
-draws, independent noise), ``banded`` (cyclic Poisson draws, correlated noise) and ``histogram``
-(one noisy histogram of words, for a private vocabulary). A further one is a module here, a YAML in
-``conf/mechanism/`` and a test: engine, sampler, accountants, ledger, plan and reports ask the
-plan's mechanism and know none by name.
+``base`` defines the interface of all mechanisms. ``dp_sgd`` has Poisson draws and independent
+noise. ``banded`` has cyclic Poisson draws and correlated noise. ``histogram`` is one noisy
+histogram of words, for a private vocabulary. To add a mechanism, add a module here, a YAML file in
+``conf/mechanism/`` and a test. Engine, sampler, accountants, ledger, plan and reports use the
+mechanism of the plan, and do not refer to any mechanism by name.
 """

@@ -1,21 +1,22 @@
 """Banded matrix factorization: noise that is correlated between steps, with cyclic sampling.
 
-Choquette-Choo et al. 2023 (arXiv 2306.08153) and McKenna 2024 (arXiv 2405.15913). C is lower
-triangular and Toeplitz with b bands: coefficients c_0 to c_(b-1), of L2 norm 1 at most. Step t gets
-the noise noise_multiplier * sensitivity * x_t, where, with fresh standard Gaussians z_t,
+Choquette-Choo et al. 2023 (arXiv 2306.08153) and McKenna 2024 (arXiv 2405.15913). C is a lower
+triangular Toeplitz matrix with b bands: coefficients c_0 to c_(b-1), with an L2 norm of at most 1.
+Step t gets the noise noise_multiplier * sensitivity * x_t. With fresh standard Gaussians z_t,
 
     x_t = (z_t - c_1 x_(t-1) - ... - c_(b-1) x_(t-b+1)) / c_0        so that  C x = z.
 
-Releasing G + C^-1 z, for the sums G of all steps, is releasing C G + z and multiplying it by C^-1.
-A unit in step t moves C G by column t of C times its clipped gradient: by ``sensitivity`` at most,
-in rows t to t+b-1. So two steps of a unit that are b or more apart move different rows, and each is
-a Gaussian mechanism of its own.
+Let G be the sums of all steps. Releasing G + C^-1 z is the same as releasing C G + z and
+multiplying it by C^-1. A unit in step t changes C G by column t of C times its clipped gradient: by
+at most ``sensitivity``, in rows t to t+b-1. Two steps of a unit that are at least b apart therefore
+change different rows, and each of them is a separate Gaussian mechanism.
 
-That they are b apart is for the draw to see to (cyclic Poisson sampling, Choquette-Choo et al.
-2023, section 4.2): a secret, keyed hash puts each unit in one of b groups, independently of all
-others, and step t draws from group t mod b alone, at p = b * B / N. Given the groups, a unit can be
-in ceil(T / b) steps, each with the chance p, whatever others do: T steps cost what ceil(T / b)
-Poisson-sampled Gaussians of rate p do. docs/explanation/noise.md has the argument in full.
+The draw ensures that they are b apart (cyclic Poisson sampling, Choquette-Choo et al. 2023, section
+4.2). A secret, keyed hash puts each unit in one of b groups, independently of all others. Step t
+draws only from group t mod b, at p = b * B / N. Given the groups, a unit can be in ceil(T / b)
+steps, each with probability p, independently of other units. T steps therefore cost as much as
+ceil(T / b) Poisson-sampled Gaussians of rate p. docs/explanation/clipper.md contains the full
+argument.
 
 >>> banded = Banded(bands=2, coefficients=(0.8, 0.6))
 >>> banded.compositions([5]), banded.compositions([3, 2]), banded.steps_within(3), banded.rate(0.1)
@@ -51,25 +52,27 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MOST_BANDS = 64
-"""Most bands that ``bands=auto`` tries; the memory of their noise grows with them."""
+"""Maximum number of bands that ``bands=auto`` tries; the memory of their noise grows with it."""
 NEAR_LEAST = 1.02
-"""``bands=auto`` takes the fewest bands whose noise is at most so many times the least: each band
-more is kept in memory for every number that trains."""
+"""Maximum ratio of noise to the least noise for ``bands=auto``, which takes the fewest such bands.
+Each further band is kept in memory for every trainable number."""
 MARGIN = 1e-12
-"""By how much the coefficients' norm stays below 1, above which no rounding takes it then."""
+"""Margin by which the norm of the coefficients stays below 1, so that no rounding exceeds 1."""
 
 
 class Banded(Mechanism):
-    """Cyclic Poisson draws, and noise of which b steps hang together.
+    """Mechanism with cyclic Poisson draws and noise that is correlated over b steps.
 
     Raises:
-        ValueError: The coefficients are not ``bands`` many, the first is not positive, or their
-            norm is above 1, where a unit would move more than the noise is for.
+        ValueError: The number of coefficients is not ``bands``, the first one is not positive, or
+            their norm is above 1. With a norm above 1, a unit would change the sum by more than the
+            noise covers.
     """
 
     name: str = "banded"
     bands: AtLeastOne
-    """b: steps over which noise hangs together, and between two of one unit."""
+    """b: number of steps over which noise is correlated, and minimum distance of two steps of a
+    unit."""
     coefficients: tuple[float, ...]
     """c_0 to c_(b-1), the first column of C."""
     sampler_name: ClassVar[Literal["poisson", "cyclic_poisson"]] = "cyclic_poisson"
@@ -83,15 +86,15 @@ class Banded(Mechanism):
             raise ValueError("coefficients must have a norm of at most 1, the first above 0.")
 
     def rate(self, sample_rate: float) -> float:
-        """Return p = b * B / N: a step draws from one of b groups as many as of all."""
+        """Return p = b * B / N: a step draws as many units from one of b groups as from all."""
         return min(1.0, self.bands * sample_rate)
 
     def compositions(self, streams: Iterable[int]) -> int:
-        """Return the most steps that one unit can be in: ceil(T / b) of each stream."""
+        """Return the maximum number of steps of one unit: ceil(T / b), summed over streams."""
         return sum(-(-steps // self.bands) for steps in streams)
 
     def steps_within(self, compositions: int) -> int:
-        """Return b times as many."""
+        """Return b times ``compositions``."""
         return compositions * self.bands
 
     def sampler(self, rate: float, randomness: "Randomness") -> Sampler:
@@ -103,39 +106,39 @@ class Banded(Mechanism):
         )
 
     def noise(self, randomness: "Randomness", history: "Mapping[str, Tensor]") -> StepNoise:
-        """Return the noise of ``correlated_noise``."""
+        """Return the noise of ``CorrelatedNoise``."""
         from dpft.privacy.noise import CorrelatedNoise
 
         return CorrelatedNoise(randomness.noise, self.coefficients, history)
 
     def last_noise(self, weights: Sequence[float]) -> float:
-        """Return the root of the noise's variance in the last weights over that of b = 1."""
+        """Return the standard deviation of the noise in the last weights, relative to b = 1."""
         target = last_weights(weights)
         return math.sqrt(target.error(self.coefficients) / target.error((1.0,)))
 
 
 @dataclass(frozen=True)
 class NoiseObjective:
-    """What noise is to be small in: ``sum over s of shares[s] * y[s]^2``, where ``C y = inputs``.
+    """Objective for the noise: ``sum over s of shares[s] * y[s]^2``, where ``C y = inputs``.
 
-    y is how much of z_s there is, at the end, in what is looked at, so that this is its variance.
+    y[s] is the final weight of z_s in the quantity of interest, so the objective is its variance.
     """
 
     inputs: "NDArray[np.float64]"
     shares: "NDArray[np.float64]"
 
     def error(self, coefficients: Sequence[float]) -> float:
-        """Return the variance of the noise for one of multiplier 1."""
+        """Return the variance of the noise for a noise multiplier of 1."""
         from scipy.signal import lfilter
 
         y = lfilter([1.0], coefficients, self.inputs)
         return float((self.shares * y * y).sum())
 
     def logarithm(self, free: "NDArray[np.float64]") -> "tuple[float, NDArray[np.float64]]":
-        """Return the logarithm of the error of (1, free), once its norm is 1, and its gradient.
+        """Return the logarithm of the error of (1, free), scaled to norm 1, and its gradient.
 
-        The error is of degree -2 in C, so that the norm comes as a factor. As y = C^-1 inputs, the
-        derivative of y[s] by c_j is -(C^-1 y)[s - j].
+        The error is of degree -2 in C, so the norm is a factor. Because y = C^-1 inputs, the
+        derivative of y[s] with respect to c_j is -(C^-1 y)[s - j].
         """
         import numpy as np
         from scipy.signal import lfilter
@@ -153,25 +156,29 @@ class NoiseObjective:
 
 
 def prefix_sums(steps: int) -> NoiseObjective:
-    """Return the mean, over t, of the noise in the sum of the first t steps."""
+    """Return the objective for the mean, over t, of the noise in the sum of the first t steps."""
     import numpy as np
 
     return NoiseObjective(np.ones(steps), np.arange(steps, 0, -1) / steps)
 
 
 def last_weights(weights: Sequence[float]) -> NoiseObjective:
-    """Return the noise in the last weights, which have so much of each step's gradient."""
+    """Return the objective for the noise in the last weights.
+
+    Args:
+        weights: Share of each step's gradient in the last weights.
+    """
     import numpy as np
 
-    # z_s is in them with sum over t of weights[t] * (C^-1)[t, s], a filter backwards in time.
+    # The weight of z_s is the sum over t of weights[t] * (C^-1)[t, s], a filter backwards in time.
     return NoiseObjective(np.array(weights[::-1], dtype=np.float64), np.ones(len(weights)))
 
 
 def coefficients_for(target: NoiseObjective, *, bands: int) -> tuple[float, ...]:
-    """Return the coefficients of least error, by L-BFGS; only public numbers enter.
+    """Return the coefficients of least error by L-BFGS, from public numbers only.
 
-    The search starts at those of the square root of the matrix of prefix sums, binom(2j, j) / 4^j
-    (Henzinger and Upadhyay 2023, arXiv 2211.05006).
+    The search starts at the coefficients of the square root of the matrix of prefix sums,
+    ``binom(2j, j) / 4^j`` (Henzinger and Upadhyay 2023, arXiv 2211.05006).
     """
     import numpy as np
     from scipy.optimize import minimize
@@ -187,17 +194,17 @@ def coefficients_for(target: NoiseObjective, *, bands: int) -> tuple[float, ...]
 
 @MECHANISMS.register("banded")
 class BandedConfig(MechanismConfig):
-    """``mechanism=banded``, conf/mechanism/banded.yaml."""
+    """Configuration ``mechanism=banded``, conf/mechanism/banded.yaml."""
 
     makes: ClassVar[type[Mechanism]] = Banded
     name: str = "banded"
     """dp_sgd or banded; chosen by mechanism=NAME."""
     bands: AtLeastOne | Literal["auto"] = "auto"
-    """Steps over which noise hangs together; auto: the fewest that come within 2 % of the least
-    noise, by public numbers."""
+    """Number of steps over which noise is correlated. auto: the smallest number within 2 % of the
+    least noise, computed from public numbers."""
     objective: Literal["prefix", "last"] = "prefix"
-    """Where noise is to be small: prefix, on average over the weights of all steps, or last, in the
-    last ones under this schedule and momentum."""
+    """Weights in which the noise should be small: prefix (on average over the weights of all steps)
+    or last (the last weights, under this schedule and momentum)."""
 
     @property
     def is_resolved(self) -> bool:
@@ -206,28 +213,29 @@ class BandedConfig(MechanismConfig):
 
     @property
     def history_numbers(self) -> int:
-        """One less than there are bands, or may be."""
+        """One less than the number of bands, or than its maximum for auto."""
         return (self.bands if isinstance(self.bands, int) else MOST_BANDS) - 1
 
     @property
     def refuses(self) -> Mapping[str, str]:
-        """RGP, whose carriers follow from the weights of each step."""
+        """The method rgp, because its carriers depend on the weights of each step."""
         return {
             "rgp": "the noise of a step is on carriers of its own, so that no later step takes it"
             " back"
         }
 
     def resolved(self, mechanism: Mechanism) -> MechanismConfig:
-        """Return the configuration with its number of bands."""
+        """Return the configuration with the number of bands of ``mechanism``."""
         assert isinstance(mechanism, Banded)
         return self.replace(bands=mechanism.bands)
 
     def choose(self, numbers: Numbers) -> Mechanism:
-        """Return the mechanism of the bands given, or of the fewest that leave little noise.
+        """Return the mechanism with the given bands, or with the fewest that leave little noise.
 
         Raises:
-            InputError: There are more bands than N / B, so that a group had fewer units than a
-                batch, or than steps; or auto has no epsilon to calibrate to.
+            InputError: There are more bands than N / B, so that a group would have fewer units than
+                a batch, or more bands than steps. Also raised if bands=auto has no epsilon to
+                calibrate to.
         """
         target = self._target(numbers)
         if isinstance(self.bands, int):
@@ -247,7 +255,7 @@ class BandedConfig(MechanismConfig):
         return best
 
     def candidates(self, numbers: Numbers) -> list[tuple[Banded, float]]:
-        """Return the mechanism of each number of bands tried, and the variance of its noise.
+        """Return the mechanism of each number of bands tried, with the variance of its noise.
 
         Raises:
             InputError: There is no epsilon to calibrate to.

@@ -1,13 +1,13 @@
 """Base class of mechanisms, and their registry.
 
-A run's plan holds one ``Mechanism`` beside the numbers that all have: noise multiplier, the rate of
-a draw, steps and delta. The engine asks it for a sampler and for the noise of a step; accountants
-ask for ``compositions``, how many Poisson-sampled Gaussians cost as much as the steps taken; the
-ledger asks for a step's ``entry``. A mechanism that no ``SampledGaussian`` bounds has no place
-here: it would have no accountant.
+A run's plan contains one ``Mechanism`` in addition to the numbers that all mechanisms have: noise
+multiplier, sample rate of a draw, steps and delta. The mechanism gives the engine a sampler and the
+noise of a step. ``compositions`` tells accountants how many Poisson-sampled Gaussians cost as much
+as the steps taken. ``entry_name`` and ``has_streams`` define the ledger entry of a step. A
+mechanism that no ``SampledGaussian`` bounds is not supported, because it would have no accountant.
 
-The part of a run that shares one history of noise is called a stream. A run is one stream, unless
-it broke off and cannot draw again what it drew: then a new stream begins, with new keys.
+A stream is the part of a run that shares one history of noise. A run is one stream, unless it was
+interrupted and cannot repeat its draws. A new stream with new keys then begins.
 """
 
 from abc import ABC, abstractmethod
@@ -37,26 +37,27 @@ class GaussianStep(StrictModel):
     name: str
     """Name of the mechanism: poisson_sampled_gaussian or banded_gaussian."""
     noise_multiplier: Positive
-    """Standard deviation of the fresh noise over the sensitivity."""
+    """Standard deviation of the fresh noise divided by the sensitivity."""
     sample_rate: Rate
-    """Probability with which each unit, or each unit of the step's group, is in the step."""
+    """Probability with which each unit, or each unit of the step's group, takes part in the
+    step."""
     sensitivity: Positive
-    """By how much one unit moves the sum at most."""
+    """Maximum L2 norm by which one unit can change the sum."""
     bands: AtLeastOne | None = None
-    """Steps over which noise hangs together, and number of groups."""
+    """Number of steps over which noise is correlated, and number of groups."""
     stream: Count | None = None
-    """How many steps were in the ledger when the step's stream of noise began."""
+    """Number of steps in the ledger when the step's stream of noise began."""
 
 
 class Sampler(Protocol):
-    """Draws the logical batch of a step."""
+    """Sampler that draws the logical batch of a step."""
 
     def draw(self, num_units: int, *, step: int) -> list[int]:
-        """Return the indices of the units drawn, ascending; private, maybe none."""
+        """Return the indices of the units drawn, in ascending order; private, possibly empty."""
 
 
 class StepNoise(Protocol):
-    """The noise of a stream's steps, in their order."""
+    """Noise of a stream's steps, in their order."""
 
     def add(
         self,
@@ -67,93 +68,103 @@ class StepNoise(Protocol):
         meter: "SignalMeter | None",
         ranks: "Ranks",
     ) -> None:
-        """Add a step's noise to every sum, once, as ``noise.add_noise`` does.
+        """Add the noise of a step to every sum, once, as ``noise.add_noise`` does.
 
         Args:
-            sums: As ``add_noise``.
+            sums: As for ``add_noise``.
             noise_std: noise_multiplier times the sensitivity.
-            step: The run's step, counted from 0.
-            meter: As ``add_noise``.
-            ranks: As ``add_noise``.
+            step: Step of the run, counted from 0.
+            meter: As for ``add_noise``.
+            ranks: As for ``add_noise``.
         """
 
     def history(self) -> "dict[str, Tensor]":
-        """Return what of earlier noise the next step's depends on, this rank's share; secret."""
+        """Return this rank's part of the earlier noise that the next step depends on; secret."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """The public numbers that a mechanism is chosen by."""
+    """Public numbers from which a mechanism is chosen."""
 
     num_examples: float
     expected_batch_size: float
     steps: int
     delta: float
     eps: float | None = None
-    """The target; None where the noise is given."""
+    """Target epsilon; None if the noise is given."""
     weights: Callable[[], Sequence[float]] | None = None
-    """How much of each step's gradient is in the last weights, by schedule and momentum; None:
-    there is no schedule here."""
+    """Returns the share of each step's gradient in the last weights, by schedule and momentum.
+    None: the schedule is not known."""
 
     @property
     def sample_rate(self) -> float:
-        """The expected batch over the number of units."""
+        """Expected batch size divided by the number of units."""
         return self.expected_batch_size / self.num_examples
 
 
 class Mechanism(StrictModel, ABC):
-    """How the draws and the noise of a run's steps hang together; in its plan, and so public."""
+    """Relation between the draws and the noise of a run's steps; public, as a part of the plan."""
 
     name: str
-    """What conf/mechanism/ calls it."""
+    """Name of the mechanism in conf/mechanism/."""
     sampler_name: ClassVar[Literal["poisson", "cyclic_poisson"]]
-    """How units are drawn, in reports."""
+    """Name of the sampler in reports."""
     entry_name: ClassVar[str]
-    """What a line of the ledger calls one of its steps."""
+    """Name of a step of this mechanism in the ledger."""
     has_streams: ClassVar[bool] = False
-    """Whether a step's noise depends on those before, so that a ledger's lines name their stream.
-    What trains then stays the same throughout a run."""
+    """Whether the noise of a step depends on previous steps, so that ledger lines state their
+    stream. The trainable parameters then stay the same for the whole run."""
 
     def rate(self, sample_rate: float) -> float:
-        """Return the chance with which a unit that can be in a step is in it.
+        """Return the probability with which a unit that can take part in a step takes part in it.
 
         Args:
-            sample_rate: The expected batch over the number of units.
+            sample_rate: Expected batch size divided by the number of units.
         """
         return sample_rate
 
     @abstractmethod
     def compositions(self, streams: Iterable[int]) -> int:
-        """Return how many Poisson-sampled Gaussians of ``rate`` bound streams of so many steps."""
+        """Return the number of Poisson-sampled Gaussians that bound streams of these lengths.
+
+        Each of them has the sample rate ``rate``.
+        """
 
     @abstractmethod
     def steps_within(self, compositions: int) -> int:
-        """Return the most steps of one stream that so many compositions bound."""
+        """Return the maximum number of steps in one stream that ``compositions`` bound."""
 
     @abstractmethod
     def sampler(self, rate: float, randomness: "Randomness") -> Sampler:
-        """Return what draws each step's units.
+        """Return the sampler that draws the units of each step.
 
         Args:
-            rate: As ``rate`` returns it.
-            randomness: Its ``sampling`` ages with the steps; its ``group_key`` stays for a stream.
+            rate: Value that the method ``rate`` returns.
+            randomness: Its ``sampling`` ages with the steps; its ``group_key`` is fixed for a
+                stream.
         """
 
     @abstractmethod
     def noise(self, randomness: "Randomness", history: "Mapping[str, Tensor]") -> StepNoise:
-        """Return what adds each step's noise.
+        """Return the noise that is added in each step.
 
         Args:
             randomness: Its ``noise`` ages with the steps.
-            history: As ``StepNoise.history`` returned it; empty: a stream begins.
+            history: Value that ``StepNoise.history`` returned; empty: a new stream.
         """
 
     def last_noise(self, weights: Sequence[float]) -> float:
-        """Return the noise in the last weights over that of independent noise, same multiplier."""
+        """Return the noise in the last weights, relative to independent noise.
+
+        Both have the same noise multiplier.
+
+        Args:
+            weights: Share of each step's gradient in the last weights.
+        """
         return 1.0
 
     def in_words(self, steps: int) -> str:
-        """Return so many steps in words, and in how many of them a unit is, if not in all."""
+        """Return the number of steps as text, and in how many a unit can be, if not in all."""
         cost = self.compositions((steps,))
         if cost == steps:
             return f"{steps} steps"
@@ -161,83 +172,83 @@ class Mechanism(StrictModel, ABC):
 
 
 class MechanismConfig(Section, ABC):
-    """Base of the section ``mechanism``; one of your own has its name first."""
+    """Base of the section ``mechanism``. In your own subclass, declare ``name`` first."""
 
     makes: ClassVar[type[Mechanism]]
-    """What ``choose`` returns one of."""
+    """Class of the mechanism that ``choose`` returns."""
     name: str
     """dp_sgd or banded; chosen by mechanism=NAME."""
 
     @abstractmethod
     def choose(self, numbers: Numbers) -> Mechanism:
-        """Return the mechanism of a run; read no record.
+        """Return the mechanism of a run, without reading any record.
 
         Raises:
-            InputError: The numbers do not allow it.
+            InputError: The numbers do not allow this mechanism.
         """
 
     @property
     def is_resolved(self) -> bool:
-        """Whether the configuration gives each number, so that ``choose`` searches for none."""
+        """Whether the configuration sets each number, so that ``choose`` needs no search."""
         return True
 
     @property
     def history_numbers(self) -> int:
-        """Most float64 numbers of earlier noise that are kept for each that trains."""
+        """Maximum number of float64 values of earlier noise to keep per trainable number."""
         return 0
 
     @property
     def refuses(self) -> Mapping[str, str]:
-        """Methods that it does not go with, by name, and why."""
+        """Methods that the mechanism does not support, by name, with the reason."""
         return {}
 
     def resolved(self, mechanism: Mechanism) -> "MechanismConfig":
-        """Return the configuration that chooses this mechanism whatever the numbers."""
+        """Return the configuration that always chooses this mechanism."""
         return self
 
 
 class Chosen(MechanismConfig):
-    """Chooses the one that a plan has already."""
+    """Configuration that returns the mechanism of an existing plan."""
 
     name: str
     mechanism: Mechanism
 
     def choose(self, numbers: Numbers) -> Mechanism:
-        """Return it."""
+        """Return the mechanism of the plan."""
         return self.mechanism
 
 
 MECHANISMS: Registry[type[MechanismConfig]] = Registry(
     "dpft.privacy.mechanisms", key="mechanism.name"
 )
-"""The configurations, by name; each tenant registers its own."""
+"""Registry of the configuration classes by name; each module of a mechanism registers its class."""
 
 
 def _mechanism(value: Any) -> Any:
-    """Return the mechanism of a plan in a file; anything else is for pydantic to judge."""
+    """Return the mechanism of a plan in a file; leave other values to pydantic."""
     if not isinstance(value, Mapping):
         return value
     return parse(value, MECHANISMS.named(str(value.get("name"))).makes)
 
 
 AnyMechanism = Annotated[SerializeAsAny[Mechanism], BeforeValidator(_mechanism)]
-"""The mechanism of a plan, an instance of the class that its name stands for."""
+"""The mechanism of a plan, as an instance of the class with the mechanism's name."""
 
 
 def stream_lengths(steps: Iterable[Any]) -> tuple[int, ...]:
-    """Return how many steps each stream of noise has, in the order in which streams begin.
+    """Return the number of steps in each stream of noise, in the order in which streams begin.
 
     Args:
-        steps: The ledger's steps in their order.
+        steps: Steps of the ledger, in their order.
     """
     return tuple(Counter(getattr(step, "stream", None) for step in steps).values())
 
 
 def check_stream(step: GaussianStep, before: Sequence[GaussianStep]) -> None:
-    """Reject a step whose stream neither goes on nor begins where it stands.
+    """Reject a step whose stream neither continues the previous one nor begins at this step.
 
     Raises:
-        ValueError: It does not, which would bound fewer steps than were taken.
+        ValueError: The stream is not allowed. Accepting it would bound fewer steps than were taken.
     """
     allowed = (before[-1].stream, len(before)) if before else (0,)
     if step.stream not in allowed:

@@ -19,18 +19,21 @@ if TYPE_CHECKING:
 
 
 class DPSGD(Mechanism):
-    """Every unit may be in every step; a step costs one Poisson-sampled Gaussian."""
+    """DP-SGD, in which every unit can be in every step.
+
+    Each step costs one Poisson-sampled Gaussian.
+    """
 
     name: str = "dp_sgd"
     sampler_name: ClassVar[Literal["poisson", "cyclic_poisson"]] = "poisson"
     entry_name: ClassVar[str] = "poisson_sampled_gaussian"
 
     def compositions(self, streams: Iterable[int]) -> int:
-        """Return all steps there are."""
+        """Return the number of all steps."""
         return sum(streams)
 
     def steps_within(self, compositions: int) -> int:
-        """Return as many."""
+        """Return ``compositions``."""
         return compositions
 
     def sampler(self, rate: float, randomness: "Randomness") -> Sampler:
@@ -40,7 +43,7 @@ class DPSGD(Mechanism):
         return PoissonSampler(rate, randomness.sampling)
 
     def noise(self, randomness: "Randomness", history: "Mapping[str, Tensor]") -> StepNoise:
-        """Return the noise of ``noise.add_noise``."""
+        """Return independent noise, as ``noise.add_noise`` adds it."""
         from dpft.privacy.noise import IndependentNoise
 
         return IndependentNoise(randomness.noise)
@@ -48,12 +51,12 @@ class DPSGD(Mechanism):
 
 @MECHANISMS.register("dp_sgd")
 class DPSGDConfig(MechanismConfig):
-    """``mechanism=dp_sgd``, conf/mechanism/dp_sgd.yaml: nothing is to be chosen."""
+    """Configuration ``mechanism=dp_sgd``, conf/mechanism/dp_sgd.yaml, without options."""
 
     makes: ClassVar[type[Mechanism]] = DPSGD
     name: str = "dp_sgd"
     """dp_sgd or banded; chosen by mechanism=NAME."""
 
     def choose(self, numbers: Numbers) -> Mechanism:
-        """Return the one there is."""
+        """Return DP-SGD."""
         return DPSGD()

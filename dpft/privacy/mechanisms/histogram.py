@@ -1,18 +1,19 @@
-"""Histograms with Gaussian noise: their mechanism and epsilon for the ledger, and the counts.
+"""Histograms with Gaussian noise: mechanisms and epsilon for the ledger, and noisy counts.
 
-First words, then, ``GaussianCounts``, cells that the records have no say in: each of them gets its
-noise, empty ones too, so that there is no threshold and nothing of delta goes to one.
+``GaussianHistogram`` counts words. ``GaussianCounts`` counts cells that do not depend on the
+records. Every cell gets noise, also if it is empty, so there is no threshold and no delta for one.
 
-Ponomareva et al. 2022, section 3.1 and Appendix B, Theorem 1, in add-or-remove-one neighbors. A
-unit adds to the counts of at most N words, to each at most m, and at most k in L2 norm. Every word
-that any record has gets N(0, std^2) added to its count and is kept where the sum reaches the
-threshold. Half of delta is for the noise, and half for words that one unit alone has: there are at
-most N of them, and the threshold lets each pass with a probability of at most delta / (2N).
+The histogram of words follows Ponomareva et al. 2022, section 3.1 and Appendix B, Theorem 1, with
+add-or-remove-one neighbors. A unit adds to the counts of at most N words, at most m to each, and at
+most k in L2 norm. The count of every word that occurs in a record gets N(0, std^2) added, and the
+word is kept if the sum reaches the threshold. Half of delta is for the noise, and half for words
+that only one unit has. There are at most N such words, and the threshold lets each of them pass
+with a probability of at most delta / (2N).
 
-Three things differ from the paper as printed. The quantile in the threshold is the normal one
-(with erf^-1, as printed, words of one unit pass 83,000 times as often as delta allows); epsilon is
-the exact one of the Gaussian mechanism, since the classical formula is no bound above 1 (33.68
-published is 43.73); and k, m and N are enforced, not assumed.
+Three things differ from the paper as printed. The quantile in the threshold is the normal quantile.
+With erf^-1, as printed, words of one unit pass 83,000 times as often as delta allows. Epsilon is
+the exact epsilon of the Gaussian mechanism, because the classical formula is not a bound above 1
+(33.68 published is 43.73). Finally, k, m and N are enforced, not assumed.
 """
 
 import math
@@ -30,26 +31,26 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SLACK = 1e-9
-"""By how much of it a ledger's threshold may be below the formula, which libraries round apart."""
+"""Relative tolerance for derived numbers in a ledger, because libraries round differently."""
 
 
 class CountingMechanism(StrictModel):
-    """Counts under Gaussian noise, and whose counts they are."""
+    """Counts with Gaussian noise, and the public number of units that they count."""
 
     noise_std: Positive
     """Standard deviation of the noise on each count."""
     l2_cap: Positive
-    """k: a unit's counts are scaled down to this L2 norm."""
+    """k: the counts of a unit are scaled down to this L2 norm."""
     delta: Delta
     """The delta at which epsilon holds."""
     noise_multiplier: Positive = Field(
         default_factory=lambda fields: fields["noise_std"] / fields["l2_cap"]
     )
-    """noise_std over l2_cap."""
+    """noise_std divided by l2_cap."""
     num_examples: AtLeastOne | None = None
-    """Number of examples, or of units, taken as public."""
+    """Number of examples or privacy units, treated as public."""
     num_examples_source: str | None = None
-    """Who says how many examples there are."""
+    """Source of the number of examples."""
 
     def check_derived(self, name: str, expected: float) -> None:
         """Reject a number that does not follow from the others.
@@ -66,7 +67,7 @@ class CountingMechanism(StrictModel):
 
 
 class GaussianHistogram(CountingMechanism):
-    """A histogram of words under Gaussian noise and a threshold, as a ledger contains it.
+    """Histogram of words with Gaussian noise and a threshold, as a ledger contains it.
 
     Half of delta is for the noise, and half for the threshold.
 
@@ -78,11 +79,11 @@ class GaussianHistogram(CountingMechanism):
     name: Literal["gaussian_histogram"] = "gaussian_histogram"
     """Name of the mechanism."""
     linf_cap: Positive
-    """m: a unit moves one word's count by no more."""
+    """m: a unit changes the count of one word by at most this number."""
     words_per_record: AtLeastOne
-    """N: no more words of a record, or unit, are counted."""
+    """N: maximum number of words that are counted per record or unit."""
     threshold: NotNegative = Field(default_factory=lambda fields: _threshold(**fields))
-    """A word is kept if its noisy count reaches it: m + std * Phi^-1(1 - delta / (2N))."""
+    """A word is kept if its noisy count reaches this number: m + std * Phi^-1(1 - delta / (2N))."""
 
     def _check_fields(self) -> None:
         super()._check_fields()
@@ -90,22 +91,22 @@ class GaussianHistogram(CountingMechanism):
 
     @property
     def noise_delta(self) -> float:
-        """What of delta is for the noise."""
+        """Part of delta for the noise."""
         return self.delta / 2
 
     @property
     def threshold_delta(self) -> float:
-        """What of delta is for words that one unit alone has."""
+        """Part of delta for words that only one unit has."""
         return self.delta / 2
 
     @property
     def epsilon(self) -> float:
-        """The exact epsilon of the Gaussian mechanism (Balle and Wang 2018) at half of delta."""
+        """Exact epsilon of the Gaussian mechanism (Balle and Wang 2018) at half of delta."""
         return gaussian_epsilon(1 / self.noise_multiplier, self.noise_delta)
 
     @property
     def epsilon_classical(self) -> float:
-        """Epsilon as the paper has it, (k / std) * sqrt(2 ln(2.5 / delta)): no bound above 1.
+        """Epsilon by the paper's formula, (k / std) * sqrt(2 ln(2.5 / delta)); no bound above 1.
 
         >>> published = dict(l2_cap=256, linf_cap=256, words_per_record=256, delta=1e-9)
         >>> [round(GaussianHistogram(noise_std=s, **published).epsilon_classical, 2)
@@ -115,11 +116,12 @@ class GaussianHistogram(CountingMechanism):
         return math.sqrt(2 * math.log(2.5 / self.delta)) / self.noise_multiplier
 
     def most_words_expected(self, num_units: int) -> float:
-        """Return how many words reach the threshold in the mean, at most, whatever the records.
+        """Return a bound on the expected number of words that reach the threshold, for any records.
 
-        Counts of n units add up to at most M = n * min(N m, k sqrt(N)), none is above n * min(m, k)
-        and there are at most n N. A count c passes with a chance Q(c); where Q(c) <= u up to M over
-        n N, and Q(c) <= v c above, at most n N u + M v are to be expected.
+        The counts of n units add up to at most M = n * min(N m, k sqrt(N)). No count is above n *
+        min(m, k), and at most n N counts are not zero. A count c passes with probability Q(c). If
+        Q(c) <= u for c up to M / (n N), and Q(c) <= v c for larger c, then at most n N u + M v
+        words are expected.
 
         >>> few = GaussianHistogram(
         ...     noise_std=6, l2_cap=1, linf_cap=1, words_per_record=256, delta=1e-3)
@@ -148,61 +150,61 @@ def _threshold(
 
 
 class GaussianCounts(CountingMechanism):
-    """Counts of public cells under Gaussian noise: every cell's, whether a unit is in it or not."""
+    """Counts of public cells with Gaussian noise on every cell, also on cells without a unit."""
 
     name: Literal["gaussian_counts"] = "gaussian_counts"
     """Name of the mechanism."""
     cells: AtLeastOne
     """Number of cells: the public product of the columns' values."""
     threshold_delta: ClassVar[float] = 0.0
-    """Nothing of delta is for a threshold."""
+    """No part of delta is for a threshold."""
 
     @property
     def epsilon(self) -> float:
-        """The exact epsilon of the Gaussian mechanism (Balle and Wang 2018) at all of delta."""
+        """Exact epsilon of the Gaussian mechanism (Balle and Wang 2018) at all of delta."""
         return gaussian_epsilon(1 / self.noise_multiplier, self.delta)
 
 
 Histogram = GaussianHistogram | GaussianCounts
-"""What the one step of a histogram's ledger can be."""
+"""The one step that the ledger of a histogram can contain."""
 
 
 def noise_std_for(*, eps: float, l2_cap: float, delta: float) -> float:
-    """Return the least noise whose exact epsilon is at most ``eps``, of six significant digits.
+    """Return the least noise whose exact epsilon is at most ``eps``, rounded up to six digits.
 
     Args:
         eps: Target epsilon, above 0.
-        l2_cap: k, the counts' L2 sensitivity.
-        delta: Of the whole, half of it for the noise.
+        l2_cap: k, the L2 sensitivity of the counts.
+        delta: Total delta, of which half is for the noise.
     """
     digits = Context(prec=6, rounding=ROUND_CEILING)
     return float(digits.create_decimal(Decimal(repr(l2_cap / gaussian_mu(eps, delta / 2)))))
 
 
 def noise_std_for_counts(*, eps: float, l2_cap: float, delta: float) -> float:
-    """Return the same where nothing of delta goes to a threshold."""
+    """Return the same noise for counts without a threshold, which use all of delta."""
     return noise_std_for(eps=eps, l2_cap=l2_cap, delta=2 * delta)
 
 
 def words_above_threshold(
     words: Sequence[str], counts: "NDArray[np.float64]", mechanism: GaussianHistogram, key: bytes
 ) -> list[tuple[str, int]]:
-    """Return the words whose noisy count reaches the threshold, and these counts, rounded.
+    """Return the words whose noisy count reaches the threshold, with their rounded counts.
 
     Args:
-        words: Every word that any record has, each once.
-        counts: The count of each; a unit moves them by at most the mechanism's caps. Shape
-            (len(words),).
-        mechanism: How much noise, and which threshold.
-        key: 32 secret bytes, used for this release alone.
+        words: Every word that occurs in a record, each once.
+        counts: Count of each word, shape (len(words),). A unit changes the counts by at most the
+            mechanism's caps.
+        mechanism: Noise and threshold.
+        key: 32 secret bytes, used only for this release.
 
     Returns:
-        Words and counts of at least 1, the largest first, equal ones by the word: nothing of it
-        depends on the order in which the words were given but the noise, which no one knows.
+        Words and counts of at least 1, sorted by descending count and then by word. Only the secret
+        noise depends on the order in which the words were given.
 
     Guarantees:
-        A word of one unit alone passes with a probability of at most the threshold's delta over N:
-        a count that the grid rounded up to the threshold does not pass.
+        A word that only one unit has passes with a probability of at most the threshold's delta
+        divided by N. A count that the grid rounded up to the threshold does not pass.
     """
     import numpy as np
 
@@ -217,9 +219,9 @@ def words_above_threshold(
 def noisy_counts(
     counts: "NDArray[np.float64]", noise_std: float, key: bytes
 ) -> "NDArray[np.float64]":
-    """Return the counts with N(0, noise_std^2) added to each, on the noise's grid.
+    """Return the counts with N(0, noise_std^2) added to each, on the grid of the noise.
 
-    The noise is that of training steps: ChaCha20, float64, rounded once, with the count.
+    The noise is that of training steps: ChaCha20, float64, rounded once together with the count.
     """
     import torch
 

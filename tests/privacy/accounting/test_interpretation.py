@@ -73,7 +73,7 @@ def test_the_thresholds_are_of_strength_and_of_its_share(parameters: int) -> Non
 
 
 def test_few_records_leave_little_to_all_weights_of_an_encoder_and_enough_to_its_head() -> None:
-    """The rows of docs/how-to/bad-scores.md: epsilon 8, 20 steps of half of the records."""
+    """The rows of docs/how-to/hyperparameters.md: epsilon 8, 20 steps of half of the records."""
     own = SampledGaussian(noise_multiplier=1.4035, sample_rate=0.5, steps=20, delta=1e-4)
     shares = [
         signal_share(own, expected_batch_size=300, trainable_parameters=parameters)

@@ -225,7 +225,7 @@ def test_bands_that_cannot_be_are_refused(numbers, config, hint):
 
 @pytest.mark.usefixtures("shared_accounting")
 def test_auto_takes_the_bands_of_least_error(monkeypatch):
-    """At epsilon 8 many of them, as in the table of noise.md; at 1 a few; of one step one."""
+    """At epsilon 8 many of them, as in the table of clipper.md; at 1 a few; of one step one."""
     small = {"num_examples": 4000, "expected_batch_size": 400, "steps": 40, "delta": 1e-5}
     config, tried = BandedConfig(), []
     find = BandedConfig.candidates
