@@ -130,11 +130,12 @@ tutorials: setup ## Run the examples of tutorials and the notebooks, and check t
 	$(BIN)/python -m docs.tools.examples check $(or $(PAGES),docs/start/*.md docs/tutorials/*.md)
 	$(BIN)/python -m docs.tools.notebooks
 
-lint: setup ## Check style, format, types, import directions, links and quoted names.
+lint: setup ## Check style, format, types, English, import directions, links and quoted names.
 	$(BIN)/ruff check .
 	$(BIN)/codespell
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m docs.tools.prose
 	$(PYTEST) tests/hygiene
 
 wheel-check: setup ## Build the wheel and run it away from the checkout.

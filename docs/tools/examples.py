@@ -7,6 +7,7 @@ Run: python -m docs.tools.examples write|check docs/tutorials/own-data.md …
 A page's examples run in order in one new folder, with nothing of the network.
 """
 
+import difflib
 import os
 import re
 import shutil
@@ -24,6 +25,13 @@ LONGEST = 600
 PAGES_AT_ONCE = 2
 CUT = "…"
 LINES_OF_FAILURE = 20
+NUMBERS = r"\d[\d.,]*(?:e[+-]?\d+)?"
+_VARYING = (
+    r"\d{4}-\d\d-\d\d(?:/\d\d-\d\d-\d\d)?",
+    r"\b[0-9a-f]{12,}\b…?",
+    r"\b\d[\d.]*(?: to \d[\d.]*)? (?:s|ms|min|h|seconds?|minutes?|hours?)\b",
+)
+"""Dates, digests and durations."""
 _COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -57,6 +65,32 @@ def run_page(page: Path, *, figures: Path | None = None) -> str:
     for (start, end), body in reversed(made):
         text = text[:start] + body + text[end:]
     return text
+
+
+def stale_lines(page: str, made: str) -> list[str]:
+    """Return the lines of a page's outputs that its commands no longer print, as a diff.
+
+    Dates, durations and digests are not compared, and neither is what a block's note ``varies``
+    names, such as numbers that depend on noise.
+    """
+    blocks = [
+        [normalized(line, part.varies) for part in parts_of(text) if isinstance(part, Example)
+         for line in part.output]
+        for text in (page, made)
+    ]  # fmt: skip
+    return [line for line in difflib.unified_diff(*blocks, n=0, lineterm="") if line[3:4] != " "]
+
+
+def normalized(line: str, varies: str = "") -> str:
+    """Return a line of output with placeholders for what differs between two runs.
+
+    Args:
+        line: The line.
+        varies: A regular expression of further text that differs; "numbers" means every number.
+    """
+    for pattern in (*_VARYING, *([NUMBERS if varies == "numbers" else varies] if varies else ())):
+        line = re.sub(pattern, "~", line)
+    return re.sub(r"[\s~─━-]+", " ", line).strip()
 
 
 def _run(example: Example, folder: str, page: Path) -> str:
@@ -145,6 +179,11 @@ def main(words: list[str]) -> int:
             return error
         if writes:
             page.write_text(made)
+        elif stale := stale_lines(page.read_text(), made):
+            print(
+                f"{page} does not show what its commands print:", *stale, sep="\n", file=sys.stderr
+            )
+            return Failed(str(page))
         print(f"{page}: done", flush=True)
         return None
 

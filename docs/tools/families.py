@@ -1,7 +1,8 @@
-"""Write the tables of docs/how-to/model-families.md: what works for each model family, and why not.
+"""Write the tables of docs/how-to/model-families.md: what works for each model family.
 
-Run: make families. The tests in tests/zoo leave the results of each family in a folder. Families
-that are rejected for the same reason share a note below the tables.
+Run: make families. The tests in tests/zoo write the results of each family into a folder. If dpft
+rejects several families for the same reason, their cells have the same number, and the list below
+the tables contains the reason once.
 """
 
 import json
@@ -26,21 +27,21 @@ NEUTRAL = (
     (r"The model's module \S+ \(\w+\)", "A module of the model"),
     (r" for model type '[\w-]+'\. .*", " for the family. Name the output projections."),
     (r"no parameter of \w+ to train", "no parameter of the family to train"),
-    (r", got local, which is seq2seq;", ";"),
+    (r", got \w+, which is seq2seq and answers with label words\. Try: ", ". T5 and BART need "),
     (r", got \w+For\w+([;.])", r"\1"),
 )
-"""Patterns of what differs between families in one reason, and what replaces it."""
+"""Patterns of the text that differs between families in one reason, and the replacements."""
 
 
 class Notes:
-    """Reasons in the order in which they are first given."""
+    """The reasons for rejections, in the order in which they are first used."""
 
     def __init__(self) -> None:
-        """Start without a reason."""
+        """Start with an empty list."""
         self.reasons: list[str] = []
 
     def cell(self, result: str) -> str:
-        """Return the content of a cell: the result, or the number of the reason."""
+        """Return the content of a cell: the result, or "no" with the number of the reason."""
         if " " not in result:
             return result
         reason = result
@@ -54,12 +55,12 @@ class Notes:
 def table(
     heads: Mapping[str, str], results: Mapping[str, Mapping[str, str]], notes: Notes
 ) -> list[str]:
-    """Return the lines of a table in Markdown, one row for each family.
+    """Return the lines of a Markdown table with one row for each family.
 
     Args:
-        heads: Names of the results, and how the table calls them.
-        results: By the family's title, each result.
-        notes: Receives the reasons.
+        heads: The column heading of each result.
+        results: The results of each family, by the family's title.
+        notes: Collects the reasons for rejections.
     """
     lines = [f"| family | {' | '.join(heads.values())} |", f"|---{'|---' * len(heads)}|"]
     for title, cells in results.items():
@@ -69,10 +70,10 @@ def table(
 
 
 def page(folder: Path) -> list[str]:
-    """Return the generated part of the page.
+    """Return the lines of the generated part of the page.
 
     Args:
-        folder: Results of the tests, one file for each family.
+        folder: Contains the test results, one file for each family.
     """
     features: dict[str, Mapping[str, str]] = {}
     methods: dict[str, Mapping[str, str]] = {}
@@ -85,7 +86,7 @@ def page(folder: Path) -> list[str]:
     commands = table(FEATURE_HEADS, features, notes)
     clipped = table(METHOD_HEADS, methods, notes)
     reasons = [f"{number}. {reason}" for number, reason in enumerate(notes.reasons, 1)]
-    return ["", *commands, "", *clipped, "", "Why not:", "", *reasons, ""]
+    return ["", *commands, "", *clipped, "", "Reasons:", "", *reasons, ""]
 
 
 if __name__ == "__main__":

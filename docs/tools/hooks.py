@@ -11,6 +11,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -41,6 +42,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
+@event_priority(100)  # before the redirects are checked
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is made from the code."""
     for path, text in made.files().items():

@@ -1,6 +1,6 @@
-"""Writes the table of docs/how-to/model-size.md: what models need by method and precision.
+"""Write the table of docs/how-to/plan.md: memory of models by method and precision.
 
-Run: python -m docs.tools.model_size. Sums are those of ``dpft plan``, of models without weights.
+Run: python -m docs.tools.model_size. The sums are those of ``dpft plan``; no weights are loaded.
 """
 
 import copy
@@ -19,25 +19,25 @@ from dpft.methods.base import METHODS
 from dpft.parallel.parallel_config import SHARDED, ParallelConfig
 from dpft.training.optimizers import AdamW
 
-PAGE = Path(__file__).resolve().parents[1] / "how-to" / "model-size.md"
+PAGE = Path(__file__).resolve().parents[1] / "how-to" / "plan.md"
 LENGTH, MICRO_BATCHES = 512, 64
 LLAMA_3: Mapping[str, Any] = {"vocab_size": 128256, "num_key_value_heads": 8}
 MODELS: Mapping[str, Shape] = {
     "GPT-2, 0.1 B": SHAPES["gpt2"],
-    "Llama's form, 0.4 B": SHAPES["llama_350m"],
-    "Llama 3.2's form, 1.2 B": llama_shape(
+    "Llama, 0.4 B": SHAPES["llama_350m"],
+    "Llama 3.2, 1.2 B": llama_shape(
         hidden_size=2048, num_hidden_layers=16, num_attention_heads=32, intermediate_size=8192,
         tie_word_embeddings=True, **LLAMA_3,
     ),
-    "Llama 3.2's form, 3.2 B": llama_shape(
+    "Llama 3.2, 3.2 B": llama_shape(
         hidden_size=3072, num_hidden_layers=28, num_attention_heads=24, intermediate_size=8192,
         tie_word_embeddings=True, **LLAMA_3,
     ),
-    "Llama 3's form, 8.0 B": llama_shape(
+    "Llama 3, 8.0 B": llama_shape(
         hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=14336,
         **LLAMA_3,
     ),
-    "Llama 3's form, 70.6 B": llama_shape(
+    "Llama 3, 70.6 B": llama_shape(
         hidden_size=8192, num_hidden_layers=80, num_attention_heads=64, intermediate_size=28672,
         **LLAMA_3,
     ),
@@ -53,15 +53,15 @@ SETTINGS = {
     "bf16, checkpointing": ("bf16", True),
 }
 DEVICES = (16, 24, 48, 80, 141)
-"""Gigabytes that devices have."""
+"""Memory of common GPUs in gigabytes."""
 SHARDS = 8
 
 
 def needed(shape: Shape, method: str, precision: str, *, checkpointing: bool, shards: int) -> int:
-    """Returns the bytes that a process needs for micro-batches of one record."""
+    """Return the bytes that a process needs for micro-batches of one record."""
     with torch.device("meta"):
         model = shape.build()
-    targets = {"targets": list(shape.adapted)} if method == "lora" else {}
+    targets = {"targets": tuple(shape.adapted)} if method == "lora" else {}
     chosen = METHODS.named(method)(name=method, **METHODS_SHOWN[method], **targets)
     prepared = chosen.prepare(model)
     parallel = ParallelConfig(name="none")
@@ -81,12 +81,12 @@ def needed(shape: Shape, method: str, precision: str, *, checkpointing: bool, sh
 
 
 def fitting(gigabytes: float) -> str:
-    """Returns the smallest device that has so much."""
+    """Return the smallest device that has so much."""
     return next((f"{size} GB" for size in DEVICES if gigabytes <= size), "none")
 
 
 def rows() -> list[str]:
-    """Returns the rows of the table."""
+    """Return the rows of the table."""
     made = []
     for name, shape in MODELS.items():
         for method in METHODS_SHOWN:
@@ -105,7 +105,7 @@ def rows() -> list[str]:
 
 
 def write(page: Path, lines: list[str]) -> None:
-    """Puts rows between the marks of a page.
+    """Put rows between the marks of a page.
 
     Raises:
         ValueError: The page has no marks.
@@ -122,7 +122,7 @@ def write(page: Path, lines: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    heads = ["model", "method", *(f"{name}, GB" for name in SETTINGS), "fits one of",
-             f"on {SHARDS} devices, GB each", "of"]  # fmt: skip
+    heads = ["model", "method", *(f"{name}, GB" for name in SETTINGS), "one GPU of",
+             f"each of {SHARDS} GPUs, GB", f"{SHARDS} GPUs of"]  # fmt: skip
     rule = "|---|---|---:|---:|---:|---|---:|---|"
     write(PAGE, ["", f"| {' | '.join(heads)} |", rule, *rows(), ""])

@@ -21,7 +21,7 @@ from docs.tools.examples import LONGEST, Failed, environment
 from docs.tools.pages import DOCS, Example, File, parts_of, site_prose
 
 NOTEBOOKS = {
-    "notebooks/python.ipynb": "tutorials/python.md",
+    "notebooks/first-model.ipynb": "start/first-model.md",
     "notebooks/clipper-library.ipynb": "how-to/clipper-library.md",
 }
 """Notebooks, and the pages that they are made of."""

@@ -8,6 +8,8 @@ in their turn, unless a comment above says why not; then they are composed by a 
                                  matching REGEX, nothing)
     <!-- exit: 2 -->             above: how its last command ends
     <!-- keep: curve.svg -->     above: a file it makes that the page shows, from figures/
+    <!-- varies: REGEX -->       above: text of its output that differs from run to run ("numbers":
+                                 every number); dates, durations and digests always do
     <!-- needs: hours -->        above bash: what running it takes (gpu, network, hours, cluster)
     <!-- fill: DIR, r.csv -->    above bash: what readers put in themselves; it has no copy button
     <!-- check: epsilon 7\.99 -->  below: what must be found in all that its commands printed
@@ -31,9 +33,9 @@ in, and what commands print."""
 GAP = re.compile(r"\b(?:DIR|FILE|RUN|DATE/TIME|outputs/\w+)\b")
 """What generated pages have where readers put in their own."""
 _FENCE = re.compile(r"(?m)^```(?P<info>\S*)(?P<rest>[^\n]*)\n(?P<body>.*?)^```$", re.DOTALL)
-_ABOVE = re.compile(r"((?:<!-- (?:show|exit|keep|needs|fill): [^\n]* -->\n)*)$")
+_ABOVE = re.compile(r"((?:<!-- (?:show|exit|keep|varies|needs|fill): [^\n]* -->\n)*)$")
 _BELOW = re.compile(r"\n((?:<!-- check: [^\n]* -->\n?)*)")
-_ANY_NOTE = re.compile(r"<!-- (?:show|exit|keep|needs|fill|check): [^\n]* -->\n?")
+_ANY_NOTE = re.compile(r"<!-- (?:show|exit|keep|varies|needs|fill|check): [^\n]* -->\n?")
 _NOTE = re.compile(r"<!-- (\w+): (.*?) -->")
 
 
@@ -57,6 +59,8 @@ class Example:
     exit_code: int = 0
     keep: str = ""
     """A file to copy beside the page, into figures/."""
+    varies: str = ""
+    """A regular expression of what differs in its output from run to run."""
     checks: tuple[str, ...] = ()
     output: tuple[str, ...] = ()
     """Lines that the page shows as printed."""
@@ -182,13 +186,6 @@ def commands_in(body: str) -> list[str]:
     return commands
 
 
-def prose_words(text: str) -> int:
-    """Return how many words of its own a page has: without code, comments and tables."""
-    text = re.sub(r"<!--.*?-->", "", _FENCE.sub("", text), flags=re.DOTALL)
-    lines = [line for line in text.splitlines() if not line.startswith(("|", "#", "    "))]
-    return len(re.findall(r"\w[\w'-]*", " ".join(lines)))
-
-
 def _example(text: str, found: re.Match[str]) -> Example:
     body, is_console = found["body"], found["info"] == "console"
     if is_console and not body.startswith("$ "):
@@ -202,6 +199,7 @@ def _example(text: str, found: re.Match[str]) -> Example:
         show=notes.get("show", "all"),
         exit_code=int(notes.get("exit", "0")),
         keep=notes.get("keep", ""),
+        varies=notes.get("varies", ""),
         checks=tuple(checks),
         output=tuple(output) if is_console else (),
         is_console=is_console,

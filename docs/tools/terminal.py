@@ -1,48 +1,57 @@
-"""Draws the end of `make demo` as a terminal would show it: docs/assets/demo.svg.
+"""Draw the end of `make demo` as a terminal shows it: docs/assets/demo.svg.
 
-Run: python -m docs.tools.terminal. The lines are those of a real run, which this program starts.
+Run: python -m docs.tools.terminal. It trains the demo once.
 """
 
 import io
+import os
+import pty
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
 
 from docs.tools.examples import environment
 
 PICTURE = Path(__file__).resolve().parents[1] / "assets" / "demo.svg"
 COMMAND = ("train", "experiment=demo")
-SHOWN = 9
-WIDTH = 118
+WIDTH = 100
 
 
-def demo_lines() -> list[str]:
-    """Return what `make demo` prints at its end."""
+def demo_ending() -> str:
+    """Run `make demo` on a pseudo-terminal and return its summary, with escape sequences."""
+    printed = bytearray()
     with tempfile.TemporaryDirectory(prefix="dpft-demo-") as folder:
-        done = subprocess.run(
+        outer, inner = pty.openpty()
+        process = subprocess.Popen(
             [sys.executable, "-m", "dpft", *COMMAND],
-            cwd=folder, env=environment(), capture_output=True, text=True, check=True,
+            cwd=folder, env=environment() | {"TERM": "xterm-256color", "COLUMNS": str(WIDTH)},
+            stdin=subprocess.DEVNULL, stdout=inner, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-    return (done.stderr + done.stdout).strip().splitlines()[-SHOWN:]
+        os.close(inner)
+        with suppress(OSError):  # Linux reports the end of a pseudo-terminal as an error.
+            while block := os.read(outer, 4096):
+                printed += block
+        os.close(outer)
+        if process.wait() != 0:
+            raise RuntimeError("the demo failed")
+    return printed.decode().replace("\r\n", "\n").strip()
 
 
-def draw(lines: Sequence[str]) -> str:
-    """Return the lines below their command as an SVG of a terminal, wrapped at its width."""
-    from rich.console import Console
-    from rich.text import Text
-
+def draw(ending: str) -> str:
+    """Return a summary with escape sequences, below its command, as an SVG of a terminal."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False)
     console.print(Text("$ make demo", style="bold"))
     console.print(Text("…", style="dim"))
-    for line in lines:
-        style = "green" if "epsilon =" in line else ""
-        console.print(Text(line, style=style))
+    console.print(Text.from_ansi(ending))
     drawn = console.export_svg(title="dpft", unique_id="demo")
     return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # they would be fetched
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(draw(demo_lines()))
+    PICTURE.write_text(draw(demo_ending()))

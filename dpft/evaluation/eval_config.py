@@ -98,8 +98,8 @@ def check_held_out(task: Task, config: EvalConfig) -> None:
         return
     if not task.takes_file:
         raise InputError(
-            f"eval.held_out works only with task=custom and task=corpus, because task={task.name}"
-            " has its own splits. Choose one of them with eval.split.",
+            f"eval.held_out works only with your data, but task={task.name} has its own splits."
+            " Choose one of them with eval.split.",
             key="eval.held_out",
             value=config.held_out,
             hint="eval.held_out=null",

@@ -25,16 +25,16 @@ class Spread(StrictModel):
 
 
 class ExposureGroup(StrictModel):
-    """Canaries of one number of repetitions."""
+    """Results for the canaries with one number of repetitions."""
 
     copies: Count
-    """How often each was among the records."""
+    """How often each canary was among the records."""
     canaries: AtLeastOne
-    """How many canaries."""
+    """Number of canaries."""
     exact: Spread
     """Exposure by rank among all suffixes."""
     fitted: Spread
-    """Exposure by a fitted distribution."""
+    """Exposure by a fitted distribution of scores."""
     exact_before: Spread
     """Exposure by rank in the model before fine-tuning."""
     goodness_of_fit: Probability
@@ -42,66 +42,66 @@ class ExposureGroup(StrictModel):
 
 
 class ExposureTable(StrictModel):
-    """Of audit=exposure."""
+    """Result of audit=exposure."""
 
     repetitions: tuple[ExposureGroup, ...]
-    """Canaries by number of repetitions."""
+    """Results by number of repetitions."""
     rows: tuple[tuple[str, str], ...]
-    """The rows of the report's table, name and value."""
+    """Rows of the report's table, name and value."""
     largest_exposure: NotNegative
-    """The most bits that a rank can show."""
+    """Largest exposure that a rank can show, in bits."""
 
 
 class ViewInShort(StrictModel):
-    """A view in short."""
+    """Summary of the result with one view."""
 
     view: str
-    """What the attacker sees: black box or white box."""
+    """View of the attacker: black box or white box."""
     epsilon_lower: NotNegative
-    """Lower bound of epsilon that the guesses prove at that confidence."""
+    """Lower bound of epsilon that the guesses prove at the confidence of the audit."""
     other_mechanism: bool
     """Whether the guesses are impossible under the planned noise and sampling."""
     assumes_no_mixing: bool
-    """Whether that verdict takes it that one canary's scores tell nothing of another's coin."""
+    """Whether this verdict assumes that scores of one canary reveal nothing about other coins."""
 
 
 class Guesses(ViewInShort):
-    """What one kind of attacker found."""
+    """Result of one kind of attacker."""
 
     threat_model: str
-    """What the attacker has and knows, in a sentence."""
+    """Knowledge of the attacker, in one sentence."""
     epsilon: NotNegative | None = None
-    """The epsilon that the report states; absent without privacy."""
+    """Epsilon that the report states; absent without privacy."""
     delta: NotNegative
-    """At which the bounds are."""
+    """Delta of the bounds."""
     canaries: AtLeastOne
-    """Canaries, each included by a fair coin."""
+    """Number of canaries, each included by a fair coin."""
     guesses: Count
-    """Canaries about which was guessed."""
+    """Number of guesses."""
     correct: Count
-    """Right guesses."""
+    """Number of correct guesses."""
     confidence: Delta
-    """Of all lower bounds at once."""
+    """Simultaneous confidence of all lower bounds."""
     choices: AtLeastOne
-    """Numbers of guesses that were tried."""
+    """How many numbers of guesses were tried."""
     largest_epsilon_lower: NotNegative
-    """The most that so many canaries could have shown."""
+    """Largest lower bound that this number of canaries can prove."""
     epsilon_lower_if_gaussian: NotNegative
-    """Lower bound that holds for a Gaussian mechanism."""
+    """Lower bound of epsilon for a Gaussian mechanism."""
     p_value_of_plan: Probability | None = None
-    """Probability of such guesses under the plan, at most; absent where nothing was planned."""
+    """Largest probability of such guesses under the plan; absent without a plan."""
     mechanism_confidence: Delta
-    """Of the verdict on the mechanism."""
+    """Confidence of the verdict on the mechanism."""
 
 
 class GuessesInShort(Guesses):
-    """Of audit=one_run: the strongest view, and all in short."""
+    """Result of audit=one_run: the strongest view, and a summary of all views."""
 
     views: tuple[ViewInShort, ...]
-    """Each view in short."""
+    """Summary of each view."""
 
     def _check_fields(self) -> None:
-        """Reject what contradicts itself, which no audit has found."""
+        """Reject contradictory values, which no audit writes."""
         if not self.correct <= self.guesses <= self.canaries:
             raise ValueError("correct must be at most guesses, and these at most canaries")
         if not self.views or self.epsilon_lower != max(view.epsilon_lower for view in self.views):
@@ -111,11 +111,11 @@ class GuessesInShort(Guesses):
 
 
 class OneRunAudit(Guesses, Versioned):
-    """What guessing canaries' coins shows (Steinke et al. 2023): the strongest, and all views."""
+    """Result of guessing the coins of canaries (Steinke et al. 2023), strongest and all views."""
 
     audit: Literal["one_run"] = "one_run"
-    """Which audit."""
+    """Name of the audit."""
     note: str | None = None
-    """That it is the owner's alone; in the kept file only."""
+    """Note that the file is for the owner only; absent from printed results."""
     views: Annotated[tuple[Guesses, ...], Field(min_length=1)]
-    """Every view."""
+    """Results of all views."""

@@ -1,12 +1,13 @@
-"""Write the model card of an exported model: the README.md that the Hugging Face Hub reads.
+"""The model card of an exported model: the README.md that the Hugging Face Hub reads.
 
-The card states what the model guarantees and for whom, how it was trained, and how to load it with
-transformers and peft. It contains scores of public splits only (docs/dev/design.md, rule 8) and
-names no folder of the machine.
+The card states the guarantee of the model and the privacy unit, how it was trained, and how to load
+it with transformers and peft. It contains scores of public splits only (docs/dev/design.md, rule 8)
+and names no folder of the machine.
 """
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from dpft.constants import CAUSAL, CLASSIFIER, IMAGE_CLASSIFIER, MASKED, SEQ2SEQ
@@ -14,8 +15,8 @@ from dpft.evaluation.scores import ScoreEntry
 from dpft.model_digest import ADAPTER, BASE
 from dpft.reports.privacy_json import is_promised
 from dpft.reports.rendering import render_markdown
-from dpft.reports.run_record import RunRecord, model_name, model_title
-from dpft.reports.scores import score_tables
+from dpft.reports.run_record import RunRecord, model_name
+from dpft.reports.scores import metric_heading, score_tables, scores_heading
 from dpft.reports.sections import sections
 from dpft.run_folder import write_text
 from dpft.strict_model import StrictModel
@@ -63,15 +64,15 @@ def render_card(record: RunRecord, model: ExportedModel, folder: Path) -> str:
     """Return the card of the model in a folder."""
     config, privacy = record.config, record.privacy
     public = [entry for entry in record.after() if entry.split_is_public and entry.metrics]
-    parts = sections(config, privacy, public)
-    title = f"{model_title(config, privacy)} on {config.task.name}, method {config.method.name}"
     return render_markdown(
         "card.md.j2",
-        **{**parts, "title": title},
+        **sections(config, privacy, public),
         front_matter=_metadata(record, model, public, folder),
         tables=score_tables(public),
         usage=usage(config.task, model, folder),
         dpft_only=_is_of_dpft(folder),
+        heading=scores_heading,
+        metric=partial(metric_heading, config),
     )
 
 

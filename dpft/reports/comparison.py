@@ -1,4 +1,4 @@
-"""Compare finished runs in a pandas frame with one row per run, in tables and in a plot.
+"""Comparison of finished runs: a pandas frame with one row per run, tables and a plot.
 
 Runs of one setting differ only in seeds, or in keys that change speed but not the model. CSV and
 JSON have one row per run, unrounded. Tables and plots have one row or point per setting: the mean
@@ -173,7 +173,7 @@ def table(frame: "pd.DataFrame", keys: list[str], metrics: Sequence[str]) -> "pd
 
 
 def _epsilon(runs: "pd.DataFrame") -> str:
-    """Return the largest epsilon, rounded up."""
+    """Return the largest ε, rounded up."""
     if runs["epsilon"].isna().any():
         return "not private"
     seeded = "" if runs["private"].all() else " (not private: noise_seed)"
@@ -198,7 +198,7 @@ def _text(value: Any) -> str:
 
 
 def notes_of(records: Sequence[RunRecord], unfinished: Sequence[Path]) -> list[str]:
-    """Return what a reader of a table must know, a sentence each."""
+    """Return the notes for the reader of a table, one sentence each."""
     notes = [
         "Scores are after fine-tuning: the mean, ± the standard deviation over runs that differ"
         " only in their seeds. Epsilon is the largest of these runs, computed from the ledgers."

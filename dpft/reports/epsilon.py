@@ -1,8 +1,8 @@
-"""Show epsilon in sentences, tables and plots, as ``dpft account`` prints it.
+"""Sentences, tables and plots of epsilon, as ``dpft account`` prints them.
 
 Tables are plain text of at most 80 columns without color or box characters, so that a pipe, a log
-and a terminal show the same. matplotlib is imported when a plot is drawn, without pyplot: no
-window, no global state.
+and a terminal show the same. matplotlib is imported when a plot is drawn, without pyplot,
+so there is no window and no global state.
 """
 
 import io
@@ -29,7 +29,7 @@ from dpft.run_folder import write_bytes
 
 WIDTH = 80
 SMALL_SHARE, LARGE_DELTA = 0.1, 1e-3
-"""From which chance of releasing a whole record, and from which delta, there is a warning."""
+"""Probability of releasing a whole record, and delta, above which there is a warning."""
 NOT_PRIVATE_SEED = "reproducible: not private (privacy.noise_seed was given)"
 
 
@@ -47,13 +47,13 @@ def accounting_table(
     """Return the mechanism, every accountant's answer and the headline, as lines of text.
 
     Args:
-        report: What ``account`` returned.
-        num_examples: Public number of units, where it is known.
-        expected_batch_size: Mean size of a draw, where it is known.
-        unit: Whose presence is protected.
-        calibration: What chose the noise multiplier, where something did.
-        delta_source: ``GIVEN``, or the rule that made delta of the number of units.
-        steps: How many there are, in words, where those are not all that cost.
+        report: Return value of ``account``.
+        num_examples: Public number of units, if known.
+        expected_batch_size: Mean size of a draw, if known.
+        unit: Privacy unit.
+        calibration: Calibration that chose the noise multiplier, if any.
+        delta_source: ``GIVEN``, or the rule that derived delta from the number of units.
+        steps: Number of steps, in words, if not all of them cost.
         sampler: How units are drawn.
 
     Guarantees:
@@ -102,14 +102,14 @@ def warning_lines(warnings: Iterable[str], *, label: str = "warning") -> list[st
 def headline_of(
     epsilon: float, *, delta: float, accountant: str, steps: str, unit: str, sampler: str = SAMPLER
 ) -> str:
-    """Return epsilon with all that it depends on, as lines of text of ``WIDTH`` columns.
+    """Return epsilon with everything that it depends on, wrapped to ``WIDTH`` columns.
 
     Args:
         epsilon: An upper bound; it is rounded up.
-        delta: The delta that epsilon goes with, in (0, 1); it is rounded up.
-        accountant: Who computed the bound.
-        steps: What was composed, in words: "100 steps".
-        unit: What one privacy unit is called.
+        delta: Delta of the guarantee, in (0, 1); it is rounded up.
+        accountant: Accountant of the bound.
+        steps: Composed steps, in words: "100 steps".
+        unit: Name of one privacy unit.
         sampler: How units were drawn.
     """
     return _wrapped(
@@ -121,33 +121,33 @@ def headline_of(
 
 
 def delta_warnings(delta: float, num_examples: int, *, source: str) -> list[str]:
-    """Return a warning where delta is so large that it promises little.
+    """Return a warning if delta is so large that the guarantee is weak.
 
-    A mechanism that now and then releases one of ``num_examples`` records, chosen at random,
-    satisfies delta alone if it does so with probability ``delta * num_examples``. Of the papers'
-    1/(2 * num_examples) ``delta_notes`` says so, since nobody chose it.
+    A mechanism that releases one of ``num_examples`` records at random, with probability ``delta *
+    num_examples``, satisfies (0, delta)-differential privacy. There is no warning for the papers'
+    1/(2 * num_examples), because the user did not choose it: see ``delta_notes``.
 
     Args:
-        delta: The promised one.
-        num_examples: The public number of units.
-        source: ``GIVEN``, or the rule that made delta of the number.
+        delta: Delta of the guarantee.
+        num_examples: Public number of units.
+        source: ``GIVEN``, or the rule that derived delta from the number of units.
     """
     if delta >= 1 / num_examples:
         relation = "equal to" if delta == 1 / num_examples else "above"
         return [
-            f"delta = {delta:.3g} is {relation} 1/num_examples = {1 / num_examples:.3g}: releasing"
-            " one whole record at random would satisfy it; choose a smaller one."
+            f"delta = {delta_text(delta)} is {relation} 1/num_examples = {1 / num_examples:.3g}:"
+            " releasing one whole record at random would satisfy it. Choose a smaller delta."
         ]
     if source == GIVEN and delta > SMALL_SHARE / num_examples:
         return [
-            f"delta = {delta:.3g} is above 1/(10*num_examples) = {SMALL_SHARE / num_examples:.3g}:"
-            " releasing one whole record at random with probability"
-            f" {delta * num_examples:.2g} would satisfy it; choose a smaller one."
+            f"delta = {delta_text(delta)} is above 1/(10*num_examples) ="
+            f" {SMALL_SHARE / num_examples:.3g}: releasing one whole record at random with"
+            f" probability {delta * num_examples:.2g} would satisfy it. Choose a smaller delta."
         ]
     if delta > LARGE_DELTA:
         return [
-            f"delta = {delta:.3g} is above {LARGE_DELTA:g}: a promise may fail outright with that"
-            " probability, however few the records are; choose a smaller one."
+            f"delta = {delta_text(delta)} is above {LARGE_DELTA:g}: the guarantee may fail outright"
+            " with this probability, however few records there are. Choose a smaller delta."
         ]
     return []
 
@@ -156,21 +156,21 @@ def delta_notes(num_examples: int, *, source: str | None) -> list[str]:
     """Return the note on a delta of 1/(2n), as in the papers; no note for another delta.
 
     Args:
-        num_examples: The public number of units.
-        source: ``GIVEN``, or the rule that made delta of the number; None: unknown.
+        num_examples: Public number of units.
+        source: ``GIVEN``, or the rule that derived delta from the number; None: unknown.
     """
     if source != PUBLISHED:
         return []
     default = default_delta(num_examples, OWN_DATA)
     return [
-        f"delta is 1/(2n) for n = {num_examples}, as the papers have it: releasing one whole record"
-        " at random with probability 0.5 would satisfy it. For data of your own the default is"
-        f" 1/(10n), rounded down to one digit: {default:g}."
+        f"delta is 1/(2n) for n = {num_examples}, as in the papers: releasing one whole record at"
+        " random with probability 0.5 would satisfy it. For your data, the default is 1/(10n),"
+        f" rounded down to one digit: {default:g}."
     ]
 
 
 def _accountant_line(name: str, answer: Answer) -> str:
-    """Return a line of the table; why an accountant failed is wrapped under its name."""
+    """Return a line of the table, with the reason if the accountant failed."""
     if isinstance(answer, NoAnswer):
         return textwrap.fill(
             answer.error, WIDTH, initial_indent=f"{name:<12}", subsequent_indent=" " * 12
@@ -195,7 +195,7 @@ def _wrapped(text: str, *, indent: int) -> str:
 
 
 def curve_table(reports: Sequence[AccountingReport]) -> str:
-    """Return every accountant's bound after each number of steps; gdp's is an estimate."""
+    """Return the bound of every accountant after each number of steps; gdp is an estimate."""
     names = list(reports[0].epsilons)
     heading = "".join(f"{name + ('*' if name == 'gdp' else ''):>12}" for name in names)
     lines = [f"{'steps':>10}{heading}{'headline':>12}  by"]
@@ -208,7 +208,7 @@ def curve_table(reports: Sequence[AccountingReport]) -> str:
 
 
 def failure_notes(reports: Sequence[AccountingReport]) -> list[str]:
-    """Return, in a sentence for each accountant, on which steps it gave no bound."""
+    """Return a sentence on the steps without a bound for each accountant that failed."""
     return [
         f"{failure.accountant} gave no bound at {len(failure.steps)} of {len(reports)} points,"
         f" steps {', '.join(map(str, failure.steps))}: {failure.reason}"
@@ -222,7 +222,7 @@ def _cell(answer: Answer) -> str:
 
 
 def _value(answer: Answer) -> float | None:
-    """Return an accountant's upper bound or estimate; None where it has no answer."""
+    """Return the upper bound or the estimate of an accountant; None without an answer."""
     if isinstance(answer, Interval):
         return answer.upper
     return None if isinstance(answer, NoAnswer) else answer
@@ -232,7 +232,7 @@ STYLES = {"rdp": "--", "pld": "-.", "prv": "-", "gdp": ":"}
 
 
 def plot_epsilon_over_steps(reports: Sequence[AccountingReport], path: Path) -> None:
-    """Draw the epsilon of each accountant over steps; gdp is dotted, because it is no bound.
+    """Draw the epsilon of each accountant over steps; gdp is dotted, because it is not a bound.
 
     The same numbers result in the same bytes.
     """

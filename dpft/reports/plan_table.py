@@ -1,4 +1,4 @@
-"""The tables of ``dpft plan``: privacy, cost, and memory of each process."""
+"""Tables of ``dpft plan``: privacy, cost, and memory of each process."""
 
 import textwrap
 from typing import Literal
@@ -18,19 +18,19 @@ class PlannedProcesses(StrictModel):
     """The processes that were planned for."""
 
     strategy: Literal["none", "ddp", "fsdp"]
-    """As parallel=."""
+    """Value of parallel."""
     world_size: AtLeastOne
-    """How many."""
+    """Number of processes."""
     shard_size: AtLeastOne
-    """Into how many shards the model is cut."""
+    """Number of shards of the model."""
     accumulate: Literal["whole", "sharded"]
-    """Whether sums are kept whole."""
+    """Whether each process keeps the whole sum of gradients or a shard of the sum."""
     engine: str | None = None
     """The clipping engine; null without privacy."""
 
 
 class PlannedLora(StrictModel):
-    """Layers that LoRA changes."""
+    """The layers that LoRA changes."""
 
     rank: AtLeastOne
     """Rank of each change."""
@@ -39,44 +39,44 @@ class PlannedLora(StrictModel):
     layers: AtLeastOne
     """Number of changed layers."""
     targets: tuple[str, ...]
-    """Last parts of their names."""
+    """Last parts of the names of the changed layers."""
 
 
 class RunCosts(StrictModel):
-    """What a run needs of a machine, and how long it takes there."""
+    """Memory and time of a run on this machine."""
 
     parameters: ParameterCounts
-    """How many numbers the model has, and how many of them train."""
+    """Numbers of all and of trainable parameters of the model."""
     num_examples_source: str
-    """Who says how many examples there are."""
+    """Source of the number of examples."""
     micro_batch_size: AtLeastOne
-    """Most records in memory at once."""
+    """Largest number of records in memory at once."""
     processes: PlannedProcesses
     """The processes that were planned for."""
     memory_per_rank_bytes: RankMemory
-    """Bytes of a process at the highest point of a step."""
+    """Peak memory of a process during a step, in bytes."""
     device_memory_bytes: Count | None = None
-    """What each process may hold; null where it is not known."""
+    """Memory that each process can use, in bytes; null if unknown."""
     largest_micro_batch: Count | None = None
-    """Records of the largest micro-batch that fits; null where it is not known."""
+    """Number of records of the largest micro-batch that fits; null if unknown."""
     measured: MeasuredTime | None = None
     """Time of the steps; absent with plan.measure=false or if it cannot be measured here."""
     lora: PlannedLora | None = None
-    """With method=lora."""
+    """Layers that LoRA changes; absent for other methods."""
 
 
 class PrivatePlan(PlanPromise, RunCosts, Versioned):
-    """A private run."""
+    """The plan of a private run."""
 
     signal_to_noise: Positive
-    """Length of all clipped gradients of the run over that of its noise, at best."""
+    """Largest possible ratio of the length of all clipped gradients to the length of the noise."""
     noise_in_last_weights: Positive | None = None
-    """Of noise that hangs together, over that of independent steps at the same epsilon, by RDP and
-    under the run's schedule and momentum; where epsilon is asked for."""
+    """Correlated noise in the last weights over that of independent steps at the same epsilon, for
+    the run's schedule and momentum, by RDP. Absent without a target epsilon."""
 
 
 class OpenPlan(NoPromise, RunCosts, Versioned):
-    """A run without privacy."""
+    """The plan of a run without privacy."""
 
 
 GIGABYTE = 10**9
@@ -170,7 +170,7 @@ def _lora_lines(costs: RunCosts) -> list[str]:
 
 
 def summary_line(record: PrivatePlan | OpenPlan) -> str:
-    """Return a run's cost and its epsilon in a line for people.
+    """Return the cost and the ε of a run in one line.
 
     An example is "about 3 minutes, 1.07 GB, ε 7.998 of the training alone, ε 8.500 with its
     tokenizer".
@@ -201,7 +201,7 @@ def _clipped_rows(record: OpenPlan) -> list[tuple[str, str]]:
 
 
 def in_words(seconds: float) -> str:
-    """Return a time as somebody would say it.
+    """Return a duration in words.
 
     >>> in_words(0.2), in_words(80), in_words(200), in_words(9000), in_words(400_000)
     ('1 second', '80 seconds', '3 minutes', '2.5 hours', '4.6 days')
@@ -214,7 +214,7 @@ def in_words(seconds: float) -> str:
 
 
 def _signal_lines(record: PrivatePlan) -> list[str]:
-    """Return how long a run's gradients are at best beside its noise, and what that means."""
+    """Return the largest possible ratio of a run's gradients to its noise, and its meaning."""
     share, beside = record.signal_to_noise, record.noise_in_last_weights
     last = (
         []
@@ -230,7 +230,7 @@ def _signal_lines(record: PrivatePlan) -> list[str]:
 
 
 def _phase_lines(plan: PrivacyPlan) -> list[str]:
-    """Return a line for each phase of a plan; none where it has one alone."""
+    """Return a line for each phase of a plan; no lines for a single phase."""
     if len(plan.phases) == 1:
         return []
     phases = enumerate(plan.phases, start=1)
@@ -245,7 +245,7 @@ def _phase_lines(plan: PrivacyPlan) -> list[str]:
 
 
 def _time_lines(costs: RunCosts) -> list[str]:
-    """Return the measured time, and what was measured; no lines without a measurement."""
+    """Return the measured time and the conditions; no lines without a measurement."""
     time = costs.measured
     if time is None:
         return []

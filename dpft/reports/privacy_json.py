@@ -1,7 +1,7 @@
-"""The fields of privacy.json, and of the statement next to generated records.
+"""Fields of privacy.json, and of the statement next to generated records.
 
-The file records what was printed when it was written. Commands that print epsilon compute it from
-the ledger (``dpft.commands.guarantee``).
+The file contains the values at the time when it was written. Commands that print epsilon compute it
+from the ledger (``dpft.commands.guarantee``).
 """
 
 from collections.abc import Mapping
@@ -39,12 +39,12 @@ Prompts = Literal["the user's", "the run's own records", "none"]
 
 
 class TokenizerCost(StrictModel):
-    """What the model's private tokenizer cost by itself."""
+    """Cost of the model's private tokenizer by itself."""
 
     epsilon: NotNegative
-    """Of the tokenizer alone."""
+    """Epsilon of the tokenizer by itself."""
     delta: Delta
-    """At which it holds."""
+    """Delta of the tokenizer by itself."""
     ledger: LedgerHead
     """The ledger of the tokenizer's run."""
     simple_composition: NotNegative
@@ -52,268 +52,268 @@ class TokenizerCost(StrictModel):
 
 
 class WithTokenizer(StrictModel):
-    """What a training and its private tokenizer cost together."""
+    """Cost of a training and its private tokenizer together."""
 
     epsilon: NotNegative
     """Epsilon of the training and the model's tokenizer together."""
     delta: Delta
-    """The delta at which that holds, the sum of both."""
+    """Delta of both together, which is the sum of both deltas."""
     tokenizer: TokenizerCost
-    """What the model's private tokenizer cost by itself."""
+    """Cost of the model's private tokenizer by itself."""
 
 
 class PlanPromise(EpsilonBound):
-    """What a plan promises: what privacy.json and ``dpft plan`` share."""
+    """Guarantee of a plan: the fields that privacy.json and ``dpft plan`` share."""
 
     private: bool
-    """Whether epsilon protects anybody: false without noise, and where a test seed made the noise.
-    """
+    """Whether epsilon protects the records: false without noise, and if a test seed made the noise
+    predictable."""
     plan: PrivacyPlan
-    """What the run is bound to, as in the first line of its ledger."""
+    """Plan of the run, as in the first line of its ledger."""
     rounding_headroom: NotNegative
     """Share of the clipping norm that is kept for rounding."""
     participations: AtLeastOne | None = None
-    """Most steps that a unit can be in, which are those that cost. Absent: all."""
+    """Largest number of steps that one unit can join, which determines the cost. Absent: all."""
     with_tokenizer: WithTokenizer | None = None
-    """The cost together with the tokenizer that the same records made. Absent if its texts are
-    public."""
+    """Cost together with the tokenizer that was made from the same records. Absent if the texts of
+    the tokenizer are public."""
 
 
 class NoPromise(StrictModel):
-    """What privacy.json and ``dpft plan`` say with ``privacy=none``; there is no epsilon."""
+    """Fields of privacy.json and ``dpft plan`` with ``privacy=none``, without epsilon."""
 
     private: Literal[False] = False
-    """No privacy."""
+    """Always false."""
     plan: ClippingPlan | StepsPlan
-    """How often the run trains, and how it clips if it does."""
+    """Steps of the run, and its clipping if gradients are clipped."""
     rounding_headroom: NotNegative | None = None
     """Share of the clipping norm that is kept for rounding; absent if nothing is clipped."""
     warnings: tuple[str, ...] = ()
-    """What a reader must know, a sentence each."""
+    """Warnings for the reader, one sentence each."""
 
 
 class Selection(StrictModel):
-    """How the released model was chosen within one epsilon."""
+    """Choice of the released model within one epsilon."""
 
     theorem: str
-    """What bounds the choice."""
+    """Theorem that bounds the cost of the choice."""
     eta: Annotated[float, Field(gt=-1)]
     """Shape of the random number of trials."""
     gamma: Delta
     """Scale of the random number of trials."""
     expected_trials: Annotated[float, Field(ge=1)]
-    """Trials in expectation."""
+    """Expected number of trials."""
     search_space: Mapping[str, tuple[Any, ...]]
-    """Key to the values that a trial could draw."""
+    """Values that a trial could draw, by key."""
 
 
 class Audited(StrictModel):
-    """What `dpft audit` found that follows from canaries alone and may be released, by audit."""
+    """Results of `dpft audit` that depend only on canaries and may be released."""
 
     one_run: GuessesInShort | None = None
-    """Of audit=one_run: the strongest view, and all in short."""
+    """Result of audit=one_run: the strongest view, and a summary of all views."""
     exposure: ExposureTable | None = None
-    """Of audit=exposure."""
+    """Result of audit=exposure."""
 
 
 class Versions(StrictModel):
-    """Versions with which the run was begun, by package."""
+    """Versions of the packages with which the run started."""
 
     dpft: str
-    """Of dpft."""
+    """Version of dpft."""
     torch: str | None = None
-    """Of torch."""
+    """Version of torch."""
     transformers: str | None = None
-    """Of transformers."""
+    """Version of transformers."""
 
 
 class Begun(StrictModel):
-    """When and with what a run was begun."""
+    """Date and versions with which a run started."""
 
     date: Day | None = None
-    """The UTC day on which the run was begun."""
+    """UTC day on which the run started."""
     versions: Versions | None = None
-    """Versions with which the run was begun, by package."""
+    """Versions of the packages with which the run started."""
     commit: str | None = None
-    """Commit of the git checkout, -dirty behind it where files differ."""
+    """Commit of the git checkout, with the suffix -dirty if files differ."""
 
     @property
     def when(self) -> dict[str, Any]:
-        """These fields alone, of a record that has others too."""
+        """Only these fields of a record that has more fields."""
         return {"date": self.date, "versions": self.versions, "commit": self.commit}
 
 
 class StartingModel(Promise):
-    """What an earlier private training of the model promised its own records."""
+    """Guarantee of an earlier private training of the model for its own records."""
 
     with_tokenizer: WithTokenizer | None = None
-    """The same together with its tokenizer."""
+    """Guarantee of the training together with its tokenizer."""
     data: str
-    """Task and source of its records."""
+    """Task and source of the records of that training."""
     model: str
     """The model that was trained."""
     neighboring_relation: Relation
-    """How its neighboring data sets differ."""
+    """How neighboring data sets of that training differ."""
     num_examples: AtLeastOne
-    """Number of its examples, or units, taken as public."""
+    """Number of examples or units of that training, which counts as public."""
     private: bool
-    """Whether it was private."""
+    """Whether that training was private."""
     unit: str
-    """Whose contribution it hides."""
+    """Privacy unit of that training."""
     unit_definition: str
-    """What its unit is."""
+    """Definition of this privacy unit."""
     ledger: Digest
-    """Head of its ledger."""
+    """Head of the ledger of that training."""
 
 
 class BegunFile(Begun, Versioned):
-    """private/begun.json: when and with what a run was begun, and by which command."""
+    """Content of private/begun.json: date, versions and command with which a run started."""
 
     starting_models: tuple[StartingModel, ...] | None = None
-    """Private trainings that the model has behind it, the last one first."""
+    """Earlier private trainings of the model, the last one first."""
     asked: str | None = None
-    """What tells the configuration that was asked for from any other."""
+    """Fingerprint of the requested configuration."""
 
 
 class Origin(Begun):
-    """Where a run comes from, and what was found out about it later."""
+    """Origin of a run, and later results about it."""
 
     audited: Audited | None = None
-    """What `dpft audit` found that follows from canaries alone and may be released, by audit."""
+    """Results of `dpft audit` that depend only on canaries and may be released."""
     processes: Annotated[tuple[Process, ...], Field(min_length=1)] | None = None
-    """Groups of processes that took steps; absent where one process took all."""
+    """Groups of processes that took steps; absent if a single process took all steps."""
     model: str
-    """The model, as the hub or its folder calls it."""
+    """Name of the model on the Hub, or of its folder."""
     data: str
     """Task and source of the records."""
     starting_models: tuple[StartingModel, ...] | None = None
-    """Private trainings that the model has behind it, the last one first."""
+    """Earlier private trainings of the model, the last one first."""
 
 
 class TrainedRun(Origin, Versioned):
-    """What both kinds of runs that trained a model say."""
+    """Fields of both kinds of runs that trained a model."""
 
     parameters: ParameterCounts
-    """How many numbers the model has, and how many of them train."""
+    """Numbers of all and of trainable parameters of the model."""
 
 
 class PrivateRun(PlanPromise, TrainedRun):
-    """A run of `dpft train` with privacy=dp, or what a `dpft tune` published."""
+    """A run of `dpft train` with privacy=dp, or the published run of `dpft tune`."""
 
     steps_taken: Count
-    """Noisy steps in the ledger, which are those accounted for; more than planned where a resumed
-    run took steps anew."""
+    """Number of noisy steps in the ledger, all of which are accounted for. More than planned if a
+    resumed run repeated steps with new noise."""
     noise_source: str
-    """What made the noise, in words."""
+    """Source of the noise, in words."""
     dropout_source: str
-    """What made dropout masks, in words."""
+    """Source of the dropout masks, in words."""
     num_examples_source: str
-    """Who says how many examples there are."""
+    """Source of the number of examples."""
     ledger: LedgerHead
     """The ledger as it was when this was written."""
     epsilon_curve: EpsilonCurve | None = None
-    """Upper bounds of epsilon over the plan's steps; between two points the next one's holds. Not
-    of a search, nor of a synthesis with a histogram."""
+    """Upper bounds of epsilon over the steps of the plan; between two points, the bound of the next
+    point holds. Absent for a search, and for a synthesis with a histogram."""
     selection: Selection | None = None
-    """How the released model was chosen within one epsilon."""
+    """Choice of the released model within one epsilon."""
 
 
 class OpenRun(NoPromise, TrainedRun):
-    """A run with privacy=none, clipped or not: there is no epsilon."""
+    """A run with privacy=none, with or without clipping; there is no epsilon."""
 
 
 RunPrivacy = PrivateRun | OpenRun
-"""What a run that trained a model promises."""
+"""Guarantee of a run that trained a model."""
 
 
 class GeneratedPrivacy(Versioned):
-    """What stands beside synthetic records."""
+    """Statement next to synthetic records."""
 
     private: bool
-    """Whether what the run guarantees holds for these records."""
+    """Whether the guarantee of the run holds for these records."""
     guarantee: RunPrivacy | None = None
-    """What the run guarantees; absent if the prompts are its own records."""
+    """Guarantee of the run; absent if the prompts are records of the run."""
     run: str
-    """Name of the run's folder, not where it lies."""
+    """Name of the run's folder, without its path."""
     task: str
-    """The task whose format the records have."""
+    """Task whose format the records have."""
     decode: DecodeConfig
-    """How texts were chosen."""
+    """Settings of the generation."""
     retries: Count
-    """How often a text that was no row was written anew at most."""
+    """Largest number of times that a text was generated again because it was not a row."""
     records: Count
-    """Records that were asked for."""
+    """Number of requested records."""
     unparsed: Count | None = None
-    """Texts among them that are no rows."""
+    """Number of texts among them that are not rows."""
     prompts: Prompts
-    """Whether the model continued a user's prompts, or the run's own records."""
+    """Origin of the prompts: the user, the records of the run, or none."""
     notes: tuple[str, ...]
-    """What the records cost and what epsilon does not cover, a sentence each."""
+    """Cost of the records, and the parts that epsilon does not cover, one sentence each."""
 
 
 class TokenizerSummary(StrictModel):
-    """A vocabulary."""
+    """Sizes and hash of a vocabulary."""
 
     vocab_size: AtLeastOne
-    """Pieces of the vocabulary."""
+    """Number of pieces of the vocabulary."""
     tokens: AtLeastOne
-    """Pieces, special tokens and sentinels."""
+    """Number of pieces, special tokens and sentinels."""
     tokenizer_sha256: Digest
     """SHA-256 of tokenizer/tokenizer.json."""
 
 
 class VocabularyRun(Begun, Versioned):
-    """What both kinds of runs of ``dpft tokenizer`` say."""
+    """Fields of both kinds of runs of ``dpft tokenizer``."""
 
     warnings: tuple[str, ...] = ()
-    """What a reader of epsilon must know, a sentence each."""
+    """Warnings for the reader of epsilon, one sentence each."""
     algorithm: Literal["unigram", "bpe", "char"]
-    """How pieces were made."""
+    """Algorithm that made the pieces."""
     data: str
     """Task and source of the records."""
 
 
 class PrivateVocabulary(VocabularyRun):
-    """A vocabulary of the words whose noisy counts reached a threshold."""
+    """A vocabulary of the words with noisy counts above a threshold."""
 
     private: bool
-    """Whether epsilon protects anybody: false without noise, and where a test seed made the noise.
-    """
+    """Whether epsilon protects the records: false without noise, and if a test seed made the noise
+    predictable."""
     epsilon: NotNegative
     """Epsilon of the noise and the threshold together, exact and unrounded."""
     epsilon_classical: NotNegative
-    """Epsilon by the paper's formula, which is no bound above 1."""
+    """Epsilon by the formula of the paper, which is not a bound above 1."""
     plan: HistogramPlan
-    """What the run is bound to, as in the first line of its ledger."""
+    """Plan of the run, as in the first line of its ledger."""
     steps_taken: AtLeastOne
-    """Noisy steps in the ledger."""
+    """Number of noisy steps in the ledger."""
     noise_source: str
-    """What made the noise, in words."""
+    """Source of the noise, in words."""
     ledger: LedgerHead
     """The ledger as it was when this was written."""
     histogram_sha256: Digest
     """SHA-256 of histogram.tsv."""
     words_kept: Count
-    """Words that reached the threshold."""
+    """Number of words that reached the threshold."""
     pieces: TokenizerSummary | None = None
-    """What was made of them; absent while there is no vocabulary."""
+    """Vocabulary of these words; absent until it has been made."""
 
 
 class OpenVocabulary(VocabularyRun):
     """A vocabulary without privacy, of all words."""
 
     private: Literal[False] = False
-    """No privacy."""
+    """Always false."""
     num_examples: AtLeastOne
-    """Number of examples, or of units, taken as public."""
+    """Number of examples or units, which counts as public."""
     num_examples_source: str
-    """Who says how many examples there are."""
+    """Source of the number of examples."""
     pieces: TokenizerSummary
-    """What was made of the words."""
+    """Vocabulary of the words."""
 
 
 Vocabulary = PrivateVocabulary | OpenVocabulary
-"""What a run of ``dpft tokenizer`` promises."""
+"""Guarantee of a run of ``dpft tokenizer``."""
 
 
 def read_privacy(path: Path) -> RunPrivacy:
@@ -342,25 +342,25 @@ def read_privacy(path: Path) -> RunPrivacy:
 
 
 def read_statement(path: Path) -> GeneratedPrivacy:
-    """Return what stands beside synthetic records.
+    """Return the statement next to synthetic records.
 
     Raises:
-        InputError: It is of another schema version.
-        StateError: It is damaged.
+        InputError: The file has another schema version.
+        StateError: The file is damaged.
     """
     return read_model(path, GeneratedPrivacy)
 
 
 def is_promised(privacy: RunPrivacy) -> TypeGuard[PrivateRun]:
-    """Return whether there is an epsilon to rely on: not without privacy, nor of a test's seed."""
+    """Return whether the guarantee holds: false without privacy, and with noise of a test seed."""
     return isinstance(privacy, PrivateRun) and privacy.private
 
 
 def guarantee(privacy: PrivateRun | StartingModel) -> tuple[float, float]:
-    """Return the epsilon and delta of all that a model's release tells.
+    """Return the epsilon and delta of the release of a model.
 
-    Where the records made its tokenizer, too, they are those of both: epsilon of the training alone
-    is no guarantee of the model.
+    If the tokenizer was made from the same records, they cover both: the epsilon of the training
+    by itself is not a guarantee for the model.
     """
     whole = privacy.with_tokenizer or privacy
     return whole.epsilon, whole.delta

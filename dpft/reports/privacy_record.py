@@ -1,12 +1,11 @@
-"""Fill privacy.json from a run's plan, ledger and accounting.
+"""The content of privacy.json, from a run's plan, ledger and accounting.
 
-The headline is a proven upper bound with everything it depends on beside it (docs/dev/design.md,
-rule 6). It is rebuilt from the plan and the ledger: steps that the ledger holds are the steps
-that are accounted for.
+The headline is a proven upper bound with everything that it depends on (docs/dev/design.md, rule
+6). It is derived from the plan and the ledger: the steps in the ledger are those accounted for.
 
-Beside it stand the processes that took the steps, with what passed between them; the model that
-the run started from, where that one was private already; of the best of a search, the bound of
-choosing it; and what audits found, lower bounds beside epsilon, which they never change.
+The file also contains the processes that took the steps, and their network; the private trainings
+of the starting model; for the best run of a search, the bound of the choice; and the lower bounds
+of audits, which never change epsilon.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,26 +16,18 @@ from dpft.parallel.parallel_config import Process
 from dpft.privacy.accounting.curve import EpsilonCurve
 from dpft.privacy.accounting.interpretation import noise_warnings
 from dpft.privacy.accounting.selection import TrialCount
-from dpft.privacy.accounting.summary import (
-    AccountingReport,
-)
+from dpft.privacy.accounting.summary import AccountingReport
 from dpft.privacy.ledger import LedgerHead, LedgerRecord
 from dpft.privacy.plan import ClippingPlan, PrivacyPlan, StepsPlan
 from dpft.reports.epsilon import NOT_PRIVATE_SEED, delta_warnings
-from dpft.reports.privacy_json import (
-    NoPromise,
-    Origin,
-    PlanPromise,
-    PrivateRun,
-    Selection,
-)
+from dpft.reports.privacy_json import NoPromise, Origin, PlanPromise, PrivateRun, Selection
 from dpft.strict_model import merge_models
 
 
 def promise_of(
     plan: PrivacyPlan, accounting: AccountingReport, *, trainable_parameters: int = 1
 ) -> PlanPromise:
-    """Return what a plan promises: what privacy.json and ``dpft plan`` share."""
+    """Return the guarantee of a plan: the fields that privacy.json and ``dpft plan`` share."""
     from dpft.privacy.clipping.sums import rounding_headroom
 
     steps = accounting.mechanism.steps
@@ -75,14 +66,14 @@ def private_run(
     """Return the privacy.json of a private run.
 
     Args:
-        plan: What the run was bound to.
-        accounting: Of the steps in the ledger.
-        ledger: What was done.
-        counts: Parameters trained.
-        origin: Where the run comes from.
-        size_source: Who says how many examples there are.
+        plan: Plan of the run.
+        accounting: Cost of the steps in the ledger.
+        ledger: Content of the ledger.
+        counts: Numbers of parameters.
+        origin: Origin of the run.
+        size_source: Source of the number of examples.
         steps_kept: Steps of the plan that the released model has taken; None: those in the ledger.
-        curve: Of epsilon over the plan's steps; None leaves it out.
+        curve: Epsilon over the steps of the plan; None omits the curve.
     """
     from dpft.privacy.noise import NOISE_SOURCE
     from dpft.privacy.randomness import DROPOUT_SOURCE
@@ -92,8 +83,8 @@ def private_run(
     if steps_kept is not None and steps_kept != ledger.steps:
         again = ledger.steps - steps_kept
         warnings.append(
-            f"the run broke off, and {again} of its {ledger.steps} noisy steps were taken again"
-            f" with new noise: all are counted, and the model has taken {steps_kept}"
+            f"the run was interrupted, and {again} of its {ledger.steps} noisy steps were repeated"
+            f" with new noise. All are counted; the model has taken {steps_kept}"
         )
     return merge_models(
         PrivateRun,
@@ -111,7 +102,7 @@ def private_run(
 
 
 def no_promise(plan: StepsPlan) -> NoPromise:
-    """Return what privacy.json and ``dpft plan`` say with ``privacy=none``: no epsilon."""
+    """Return the fields of privacy.json and ``dpft plan`` with ``privacy=none``: no epsilon."""
     from dpft.privacy.clipping.sums import rounding_headroom
 
     clips = isinstance(plan, ClippingPlan)
@@ -125,7 +116,7 @@ def processes_of(sessions: Iterable[Process]) -> tuple[Process, ...] | None:
     """Return the entry on a run's processes in privacy.json; None if there was always one process.
 
     Args:
-        sessions: Each process group that took steps, as ``Ranks.described`` has it.
+        sessions: Each process group that took steps, from ``Ranks.described``.
     """
     distinct: list[Process] = []
     for session in sessions:
@@ -135,7 +126,7 @@ def processes_of(sessions: Iterable[Process]) -> tuple[Process, ...] | None:
 
 
 def selection_of(count: TrialCount, *, space: Mapping[str, Sequence[Any]]) -> Selection:
-    """Return what a report says of how the best trial was chosen."""
+    """Return the description of the choice of the best trial."""
     return Selection(
         theorem="Papernot and Steinke 2022 (arXiv 2110.03620), Theorem 2",
         eta=count.eta,

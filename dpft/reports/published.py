@@ -4,11 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpft.config.references import (
-    SPLIT_OF_METRIC,
-    Reference,
-    agrees,
-)
+from dpft.config.references import SPLIT_OF_METRIC, Reference, agrees
 from dpft.evaluation.scores import ScoreEntry
 from dpft.reports.rendering import printed
 from dpft.reports.run_record import RunRecord
@@ -18,9 +14,9 @@ PUBLISHED, SOURCE = "published.", "published.source"
 
 
 PUBLISHED_NOTE = (
-    "A published row compares to this run as far as task, model, method, ε and settings agree."
-    " Where a row names no settings, they are its table's own and may not be this run's; its ε is"
-    " by the paper's own accounting."
+    "A published row is comparable with this run as far as task, model, method, ε and settings"
+    " agree. A row without settings has those of its table, which may differ from the settings of"
+    " this run. The ε of a row follows the accounting of its paper."
 )
 
 
@@ -30,7 +26,7 @@ class PublishedTable:
 
     metrics: list[str]
     rows: list[tuple[str, str, list[float | None]]]
-    """What a row is, its epsilon, and its value of each metric."""
+    """Name of a row, its ε, and its value of each metric."""
 
 
 def published_table(
@@ -62,9 +58,9 @@ def published_table(
 
 
 def published_scores(record: RunRecord) -> dict[str, float | str]:
-    """Return the published scores of a run's model, epsilon and settings, and their sources.
+    """Return the published scores of a run's model, ε and settings, and their sources.
 
-    If several rows have a metric, the one that names the most settings counts.
+    If several rows have a metric, the row with the most settings counts.
     """
     _, cells, recipes = _published_rows(record)
     rows = [row for row in (*cells, *recipes) if row.fits(record.values)]
@@ -87,9 +83,9 @@ def _published_rows(record: RunRecord) -> tuple[bool, list[Reference], list[Refe
 def _own_rows(
     metrics: Sequence[str], evaluations: Sequence[ScoreEntry]
 ) -> list[tuple[str, Mapping[str, float]]]:
-    """Return what the run's own rows are and their scores: one row for each split.
+    """Return name and scores of the run's own rows, one row for each split.
 
-    Where published metrics name their split, as ``sst2_validation.accuracy`` does, one row has the
+    If published metrics name their split, as ``sst2_validation.accuracy`` does, one row has the
     scores of all splits.
     """
     after = [one for one in evaluations if one.stage == "after" and one.metrics]
@@ -103,24 +99,23 @@ def _own_rows(
 
 
 def _settings(row: Reference, config: Mapping[str, Any], *, swept: bool) -> str:
-    """Return of what settings a row is, in words.
+    """Return the settings of a published row, in words.
 
     Args:
         row: A published row.
         config: Content of the run's config.yaml.
-        swept: Whether the recipe is that of a map, whose runs leave the settings of the tables that
-            it builds on.
+        swept: Whether the recipe has a map, whose runs differ from the settings of its tables.
     """
     if not row.settings:
-        return "; at its table's own settings" if swept else ""
+        return "; with the settings of its table" if swept else ""
     words = {
         key: "null" if value is None else printed(value) for key, value in row.settings.items()
     }
     listed = ", ".join(f"{key} {word}" for key, word in words.items())
     if agrees(row.settings, config):
-        return f"; at this run's {listed}"
+        return f"; with the same {listed} as this run"
     others = [key for key, value in row.settings.items() if not agrees({key: value}, config)]
-    return f"; at {listed}, of which this run has another {' and '.join(others)}"
+    return f"; with {listed} (this run has a different {' and '.join(others)})"
 
 
 def _mark(entry: ScoreEntry) -> str:

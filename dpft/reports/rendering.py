@@ -1,12 +1,13 @@
-"""Render reports: Markdown from templates, HTML from Markdown, plots as inline SVG.
+"""Rendering of reports: Markdown from templates, HTML from Markdown, plots as inline SVG.
 
-A name or a reason may come from a file, and a report is opened in a browser: Markdown holds no HTML
-of theirs, and a page shows none. A plot of matplotlib has the same bytes each time, no address, no
-script; its texts stay texts, which a reader can search and a screen reader can read.
+A report is opened in a browser, and a name or a text in it may come from a file or a model. The
+Markdown therefore contains no HTML from outside, and the page escapes all HTML. Links lead to
+arXiv only. The SVG of a plot has the same bytes each time and contains no address and no script.
+Its texts stay text, so that readers can search them and screen readers can read them.
 """
 
+import difflib
 import io
-import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +28,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+ARXIV = re.compile(r"\barXiv:? ?(\d{4}\.\d{4,5})")
+ARXIV_ADDRESS = re.compile(r"https://arxiv\.org/abs/\d{4}\.\d{4,5}")
+SYMBOLS = {"epsilon": "ε", "delta": "δ"}
+BEFORE, AFTER = "Before", "After"
+"""Labels of the texts of a model before and after training."""
+
+
 def render_markdown(template: str, **values: Any) -> str:
-    """Return a template of Markdown filled in; templates escape by the filter ``line``."""
+    """Return a filled-in Markdown template; templates escape values with the filter ``line``."""
     return _environment().get_template(template).render(**values)
+
+
+class _Parser(MarkdownIt):
+    """A Markdown parser without HTML and images, and with links to arXiv only."""
+
+    def __init__(self) -> None:
+        super().__init__("commonmark", {"html": False})
+        self.enable("table").disable(["image", "autolink", "reference"])
+
+    def validateLink(self, url: str) -> bool:  # noqa: N802 -- the name that markdown-it calls
+        return ARXIV_ADDRESS.fullmatch(url) is not None
 
 
 def render_page(
@@ -37,34 +56,81 @@ def render_page(
 ) -> str:
     """Render a Markdown report as an HTML page that runs no script and fetches nothing.
 
-    HTML in the Markdown is shown as text. Links and images stay text, too: their addresses may come
-    from a file or from a model.
+    HTML in the Markdown is shown as text. So are images, and all links except links to arXiv:
+    their addresses may come from a file or from a model. The page folds sections of level 4, and
+    highlights the differences between the texts before and after training.
 
     Args:
-        title: The page's title, as plain text.
+        title: Title of the page, as plain text.
         markdown: The whole report.
-        plots: Figures by the heading that they follow. If the report has no such heading, the
-            heading and its figures are added at the end.
+        plots: Figures by the heading of their section. They are next to the first table of the
+            section. If the report has no such heading, the heading and its figures are added at
+            the end.
     """
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    parser.disable(["link", "image", "autolink", "reference"])
-    left = {heading: figures for heading, figures in plots.items() if figures}
-    tokens = []
+    parser = _Parser()
+    left = {heading: _figures(figures) for heading, figures in plots.items() if figures}
+    sections: list[list[Token]] = [[]]
     for token in parser.parse(markdown):
-        tokens.append(token)
-        if token.type == "heading_close":
-            tokens += _figures(left.pop(tokens[-2].content, ()))
-    content = str(parser.renderer.render(tokens, parser.options, {}))
-    for heading, figures in left.items():
-        added = parser.renderer.render(_figures(figures), parser.options, {})
-        content += f"<h2>{escape(heading)}</h2>\n{added}"
+        if token.type == "heading_open" and token.level == 0:
+            sections.append([])
+        sections[-1].append(token)
+    tokens = sections[0]
+    for section in sections[1:]:
+        tokens += _section(section, left.pop(section[1].content, ""))
+    tokens += [_html(f"<h2>{escape(name)}</h2>\n{added}") for name, added in left.items()]
+    content = parser.renderer.render(tokens, parser.options, {})
     template = _environment().get_template("page.html.j2")
     return template.render(title=escape(title), content=content, version=dpft.__version__)
 
 
-def _figures(figures: Sequence[Markup]) -> list[Token]:
-    content = "".join(f"<figure>{figure}</figure>\n" for figure in figures)
-    return [Token("html_block", "", 0, content=content)]
+def _section(tokens: list[Token], figures: str) -> list[Token]:
+    """Return a section with its figures, its differences highlighted, and folded at level 4."""
+    tokens, kinds = _with_differences(tokens), [token.type for token in tokens]
+    if figures and "table_close" in kinds:
+        first, last = kinds.index("table_open"), kinds.index("table_close") + 1
+        beside = _html('<div class="beside">\n'), *tokens[first:last], _html(f"{figures}</div>\n")
+        tokens = [*tokens[:first], *beside, *tokens[last:]]
+    elif figures:
+        tokens = [*tokens[:3], _html(figures), *tokens[3:]]
+    if tokens[0].tag != "h4":
+        return tokens
+    summary = _html("<details>\n<summary>"), tokens[1], _html("</summary>\n")
+    return [*summary, *tokens[3:], _html("</details>\n")]
+
+
+def _with_differences(tokens: Sequence[Token]) -> list[Token]:
+    """Return tokens in which each text after training has its differences from before marked."""
+    shown, label, before = [], "", ""
+    for token in tokens:
+        label = token.content if token.type == "inline" else label
+        if token.type == "code_block" and label == f"{BEFORE}:":
+            before = token.content
+        elif token.type == "code_block" and label == f"{AFTER}:" and before:
+            token, before = _html(differences(before, token.content.rstrip())), ""
+        shown.append(token)
+    return shown
+
+
+def differences(before: str, after: str) -> str:
+    """Return a text as a block of code in which the words that a change added are marked.
+
+    >>> differences("The <old> inn", "The <new> inn")
+    '<pre><code>The &lt;<mark>new</mark>&gt; inn</code></pre>'
+    """
+    old, new = (re.findall(r"\w+|\s+|[^\w\s]", text) for text in (before, after))
+    content, changes = "", difflib.SequenceMatcher(str.isspace, old, new, autojunk=False)
+    for kind, _, _, start, end in changes.get_opcodes():
+        piece = str(escape("".join(new[start:end])))
+        content += f"<mark>{piece}</mark>" if piece and kind != "equal" else piece
+    return f"<pre><code>{content}</code></pre>"
+
+
+def _figures(figures: Sequence[Markup]) -> str:
+    return "".join(f"<figure>{figure}</figure>\n" for figure in figures)
+
+
+def _html(content: str) -> Token:
+    return Token("html_block", "", 0, content=content)
 
 
 def score(value: float, rounded: int | None = None) -> str:
@@ -72,13 +138,13 @@ def score(value: float, rounded: int | None = None) -> str:
 
     Args:
         value: The score.
-        rounded: Significant digits that it was rounded to, of which no more are printed.
+        rounded: Number of significant digits of a rounded score; None for an unrounded score.
     """
     return f"{value:.4f}" if rounded is None else f"{value:g}"
 
 
 def digits(value: float, rounded: int | None = None) -> str:
-    """Return a score in three digits; those before the point all stand.
+    """Return a score with three significant digits, or with all digits before the point.
 
     >>> digits(60.5321), digits(0.6512), digits(1234.5), digits(9.999), digits(0.0)
     ('60.5', '0.651', '1234', '10.0', '0')
@@ -101,12 +167,22 @@ def printed(value: Any) -> str:
 
 
 def line(text: object) -> str:
-    """Return a text that fits a cell of a Markdown table and holds no HTML."""
-    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
+    """Return a text that fits a cell of a Markdown table, without HTML and with links to arXiv."""
+    text = " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
+    return ARXIV.sub(r"[\g<0>](https://arxiv.org/abs/\1)", text)
+
+
+def symbols(text: str) -> str:
+    """Return a sentence with ε and δ for the words; keys such as ``privacy.delta`` stay.
+
+    >>> symbols("epsilon at delta = 0.1 (privacy.delta=0.1)")
+    'ε at δ = 0.1 (privacy.delta=0.1)'
+    """
+    return re.sub(r"(?<![\w.])(epsilon|delta)\b(?!=)", lambda word: SYMBOLS[word[0]], text)
 
 
 def indented(text: str) -> str:
-    """Return a text as an indented block of Markdown, which no text can end."""
+    """Return a text as an indented code block of Markdown, which no text can end."""
     return "\n".join(f"    {text_line}" for text_line in text.splitlines())
 
 
@@ -119,13 +195,15 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"score": score, "indented": indented, "line": line}
+    environment.filters |= {
+        "score": score, "indented": indented, "line": line, "symbols": symbols,
+    }  # fmt: skip
     return environment
 
 
 STYLE = {
     "svg.fonttype": "none",
-    # a name may hold dollar signs
+    # A name may contain dollar signs.
     "text.parse_math": False,
     "axes.formatter.use_mathtext": False,
     "axes.spines.top": False,
@@ -147,7 +225,7 @@ def draw_svg(
     width: float = 6.6,
     height: float = 3.3,
 ) -> Markup:
-    """Return a drawing as an ``<svg>`` element that fits the width it is given."""
+    """Return a drawing as an ``<svg>`` element; ``width`` and ``height`` are in inches."""
     from matplotlib import style
     from matplotlib.figure import Figure
 
@@ -156,7 +234,7 @@ def draw_svg(
         draw(figure.add_subplot())
         buffer = io.StringIO()
         with warnings.catch_warnings():
-            # The reader's font draws the names, which are text in the file.
+            # The browser draws the names, which are text in the file, in a font of its own.
             warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
             figure.savefig(buffer, format="svg", metadata=NO_METADATA)
     drawn = buffer.getvalue()
@@ -166,14 +244,14 @@ def draw_svg(
 
 
 def epsilon_points(privacy: RunPrivacy) -> list[tuple[int, float]]:
-    """Return numbers of steps, and an upper bound of epsilon after each.
+    """Return numbers of steps, and an upper bound of ε after each of them.
 
-    Empty for a run whose record has no curve: one without privacy, the training of a synthesis, and
-    the best of a search, whose own steps cost less than what was spent.
+    The list is empty if the record has no curve: for runs without privacy, for the training of a
+    synthesis, and for the best run of a search, whose own steps cost less than the search.
 
     Guarantees:
-        Each bound is that of the run's curve, or the headline if that is lower, because it covers
-        all steps and so the first ones.
+        Each bound is that of the curve, or the ε of the whole run if that is smaller. The latter
+        covers all steps, and therefore also the first ones.
     """
     if not isinstance(privacy, PrivateRun) or privacy.epsilon_curve is None:
         return []
@@ -187,62 +265,28 @@ def epsilon_points(privacy: RunPrivacy) -> list[tuple[int, float]]:
 
 
 def epsilon_plot(privacy: RunPrivacy) -> Markup | None:
-    """Return epsilon against steps with the headline at its end; None where there is no point."""
+    """Return a plot of ε against steps, with the ε of the run at its end; None without points."""
     points = epsilon_points(privacy)
     if not points or not isinstance(privacy, PrivateRun) or privacy.epsilon_curve is None:
         return None
     from matplotlib.ticker import MaxNLocator
 
     last = points[-1][0]
-    accountants = sorted(  # the run's own accountant first
+    accountants = sorted(  # the accountant of the run first
         set(privacy.epsilon_curve.accountants), key=lambda name: (name != privacy.accountant, name)
     )
 
     def draw(axes: "Axes") -> None:
         steps, bounds = [0, *(step for step, _ in points)], [0.0, *(eps for _, eps in points)]
-        # to the next point's height: a line between two points would lie below the bound
-        label = f"upper bound after so many steps ({', '.join(accountants)})"
+        # A step has the height of the next point: a straight line would be below the bound.
+        label = f"upper bound ({', '.join(accountants)})"
         axes.step(steps, bounds, where="pre", color=COLORS[0], label=label)
-        headline = f"headline ({privacy.accountant})"
+        headline = f"this run: ε = {eps_text(privacy.epsilon)}"
         axes.plot([last], [privacy.epsilon], "o", color=COLORS[1], label=headline, clip_on=False)
-        axes.set(xlabel="noisy steps taken", ylabel="ε", xlim=(0, last * 1.02))
+        axes.set(xlabel="noisy steps", ylabel="ε", xlim=(0, last * 1.02))
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(frameon=False, loc="lower right")
 
-    label = f"epsilon grows with the steps to {eps_text(privacy.epsilon)} after {last}"
-    return draw_svg(draw, name="epsilon", label=label)
-
-
-def heat_map(
-    cells: Sequence[Sequence[float | None]],
-    *,
-    name: str,
-    metric: str,
-    rows: tuple[str, Sequence[str]],
-    columns: tuple[str, Sequence[str]],
-    scale: tuple[float, float],
-) -> Markup:
-    """Return means over two keys as a grid of colors with the numbers in them."""
-    least, most = scale
-
-    def draw(axes: "Axes") -> None:
-        numbers = [[math.nan if value is None else value for value in row] for row in cells]
-        # a mesh, not an image, which would be pixels in the page
-        axes.pcolormesh(
-            numbers, cmap="viridis", vmin=least, vmax=most, edgecolors="white", linewidth=1
-        )
-        for y, row in enumerate(cells):
-            for x, value in enumerate(row):
-                color = "black" if value is None or value > (least + most) / 2 else "white"
-                text = "–" if value is None else f"{value:.4g}"
-                axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=color)
-        axes.set_xticks([x + 0.5 for x in range(len(columns[1]))], columns[1])
-        axes.set_yticks([y + 0.5 for y in range(len(rows[1]))], rows[1])
-        axes.set(xlabel=columns[0], ylabel=rows[0], title=metric)
-        axes.grid(False)
-        axes.invert_yaxis()
-
-    label = f"{metric} over {rows[0]} and {columns[0]}, as a heat map"
-    height = 1.4 + 0.42 * len(rows[1])
-    return draw_svg(draw, name=name, label=label, height=height)
+    label = f"ε grows with the steps to {eps_text(privacy.epsilon)} after step {last}"
+    return draw_svg(draw, name="epsilon", label=label, width=4.6, height=3.1)

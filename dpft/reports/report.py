@@ -1,16 +1,17 @@
-"""Write a run's report.md and report.html from its public files.
+"""The files report.md and report.html of a run, written from its public files.
 
 Reports contain public quantities only; everything that training derived from the records stays in
 private/. The command that repeats a run omits seeds and paths that the user did not write, because
 paths name a machine and its owner. It always omits ``privacy.noise_seed``, because anyone who knows
 the seed can subtract the noise.
 
-A private vocabulary has a report too, and a table that its command prints: all of it follows from
-privacy.json and from the words that were released.
+A private vocabulary also has a report, and a table that its command prints. Both are derived from
+privacy.json and the released words.
 """
 
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,21 +40,19 @@ from dpft.reports.rendering import (
     COLORS,
     draw_svg,
     epsilon_plot,
-    line,
     render_markdown,
     render_page,
+    symbols,
 )
-from dpft.reports.run_record import (
-    RunRecord,
-    read_run,
-    shown,
-)
+from dpft.reports.run_record import RunRecord, read_run, shown
 from dpft.reports.scores import (
     confused_entries,
     confused_pairs,
     confusion_figures,
     meaning,
+    metric_heading,
     score_tables,
+    scores_heading,
     series_of,
     series_plot,
     specs_of,
@@ -76,7 +75,7 @@ if TYPE_CHECKING:
 
 SECRET = "privacy.noise_seed"
 LEFT_OUT = ("reference", "reference_maps")
-"""Sections that have their place elsewhere in the report."""
+"""Sections of the configuration that the report shows elsewhere."""
 A_PATH = "(a path on the machine of the run)"
 
 
@@ -88,7 +87,7 @@ def command(record: RunRecord) -> str | None:
     name = "tune" if record.is_of_search else "train"
     arguments = ["rows=..."] if record.config.task.source == "memory" else []
     if is_base_model(record.config.model.path or ""):
-        # What dpft wrote for the object is no word of the user's.
+        # dpft wrote these arguments for the object of the user.
         ours = ("model", "model.name", "model.path")
         words = [word for word in words if _key(word) not in ours]
         arguments += ["model=...", "tokenizer=..."]
@@ -140,7 +139,7 @@ def write_report(folder: Path, privacy: RunPrivacy) -> RunRecord:
     """Write report.md and report.html from the other public files of a run.
 
     Returns:
-        What those files say.
+        The content of those files.
     """
     record = read_run(folder, privacy)
     report = render(record)
@@ -168,7 +167,9 @@ def render(record: RunRecord) -> str:
             for entry in confused_entries(evaluations)
             if entry.confusion is not None
         ],
-        private_split=PRIVATE_SPLIT,
+        heading=scores_heading,
+        metric=partial(metric_heading, config),
+        private_split=symbols(PRIVATE_SPLIT),
         private_files=(PRIVATE_METRICS, PRIVATE_REPORT),
         published=published_table(record, evaluations, epsilon),
         published_note=PUBLISHED_NOTE,
@@ -178,20 +179,23 @@ def render(record: RunRecord) -> str:
 
 
 def render_run_page(record: RunRecord, report: str) -> str:
-    """Return report.html: report.md and plots."""
+    """Return report.html: report.md and plots, ε next to the first scores."""
     config, privacy = record.config, record.privacy
     evaluations = [shown(entry) for entry in record.evaluations]
-    plots = {"Audited": [Markup(figure) for figure in record.audit_figures]}
+    plots = {"Audit results": [Markup(figure) for figure in record.audit_figures]}
     for number, series in enumerate(series_of(record.progress, privacy, evaluations)):
         plot = series_plot(series, config, f"series{number}")
-        heading = f"Scores on {line(series.task)}, split {line(series.split)}, while training"
+        heading = scores_heading("Scores during training", series.task, series.split)
         plots[heading] = [] if plot is None else [plot]
     confused = confused_entries(evaluations)
     for entry in confused:
-        heading = f"Classes taken for each other on {line(entry.task)}, split {line(entry.split)}"
-        plots[heading] = confusion_figures(entry, record.pictures, alone=len(confused) == 1)
+        part = "" if len(confused) == 1 else f"_{entry.split}"
+        figures = confusion_figures(entry, record.wrong_images.get(part, ()))
+        plots[scores_heading("Confusions", entry.task, entry.split)] = figures
     if (plot := epsilon_plot(privacy)) is not None:
-        plots["Accountants"] = [plot]
+        first = next(iter(score_tables(evaluations)), None)
+        heading = scores_heading("Scores", first.task, first.split) if first else "Accountants"
+        plots[heading] = [plot]
     return render_page(sections(config, privacy, evaluations)["title"], report, plots)
 
 
@@ -224,18 +228,18 @@ def statement(
     unparsed: int | None,
     prompts: Prompts,
 ) -> GeneratedPrivacy:
-    """Return the content of the file beside synthetic records.
+    """Return the content of the file next to synthetic records.
 
     Args:
-        privacy: What the run guarantees.
-        run: Name of the run's folder, as DATE/TIME; not where it lies on this machine.
+        privacy: Guarantee of the run.
+        run: Name of the run's folder, as DATE/TIME, without its path on this machine.
         task: Name of the task whose format the records have.
-        decode: How the texts were chosen.
-        retries: How often a text that was no row was written anew at most.
-        records: How many were asked for.
-        unparsed: How many of them are texts that the task's template does not read as rows; None
-            where none does, or where it would say something of a user's prompts.
-        prompts: What the model continued.
+        decode: Settings of the generation.
+        retries: Largest number of times that a text was generated again because it was not a row.
+        records: Number of requested records.
+        unparsed: Number of records that the task's template does not parse as rows; None if no
+            template parses them, or if the number would reveal something about a user's prompts.
+        prompts: Origin of the prompts.
     """
     promised = None if prompts == OWN_RECORDS else privacy
     return GeneratedPrivacy(
@@ -253,14 +257,14 @@ def statement(
 
 
 def notes_on(privacy: RunPrivacy, prompts: Prompts) -> tuple[str, ...]:
-    """Return what generated records cost, and what of them epsilon does not cover."""
+    """Return the cost of generated records, and the part of them that ε does not cover."""
     if prompts == OWN_RECORDS and privacy.private:
         return (RECORDS_AS_PROMPTS,)
     return (cost(privacy), *([PROMPTS_NOT_COVERED] if prompts == "the user's" else []))
 
 
 def cost(privacy: RunPrivacy) -> str:
-    """Return in a sentence what a model's texts cost, or that nothing protects the records."""
+    """Return the cost of a model's texts in one sentence, or that the records are not protected."""
     if isinstance(privacy, OpenRun):
         return NON_PRIVATE_RUN
     if not privacy.private:
@@ -275,11 +279,11 @@ def cost(privacy: RunPrivacy) -> str:
 
 
 def counts_plot(counts: Sequence[int], threshold: float) -> Markup:
-    """Return the released counts, the largest first, on logarithmic axes, and the threshold.
+    """Return a plot of the released counts by rank on logarithmic axes, and the threshold.
 
     Args:
-        counts: One or more, each at least 1.
-        threshold: Below which nothing was released.
+        counts: At least one count, each at least 1.
+        threshold: Smallest count that was released.
     """
     from matplotlib.ticker import NullFormatter
 
@@ -300,29 +304,28 @@ def counts_plot(counts: Sequence[int], threshold: float) -> Markup:
 
 
 LEDGER_NOTE = (
-    "The ledger has a first line with the plan and a random number that names the run, one line"
-    " that was written before the noise was drawn, and a closing line. The head is the SHA-256 of"
-    " the last line:"
-    f" `{HEAD_COMMAND}` computes it. No other run has this head. Whoever owns the files could"
-    " rewrite them all, so lodge the head above with someone else."
+    "The first line of the ledger contains the plan and a random number that identifies the run."
+    " The second line was written before the noise was drawn, and the third closes the ledger. The"
+    f" head is the SHA-256 of the last line: `{HEAD_COMMAND}` computes it. No other run has this"
+    " head. The owner of the files could rewrite all of them, so publish the head elsewhere."
 )
 COVERAGE: tuple[str, ...] = (
-    "Covered: the released words with their counts (`histogram.tsv`), and everything made of them:"
-    " the tokenizer, and any other vocabulary of the same histogram, at no further cost.",
-    "Not covered: other runs on the same records, training with this tokenizer among them; their"
-    " costs add up. `dpft train model.tokenizer=RUN` composes both in its own report, and"
-    " `dpft account runs=[RUN,OTHER]` any of them.",
-    "Not covered: everything under `private/`, which must not be released, and what texts a model"
-    " reads: the tokenizer only parts them.",
-    "Not private at all: the configuration, the caps and the number of records among it.",
+    "Covered: the released words with their counts (`histogram.tsv`), and everything derived from"
+    " them: the tokenizer, and any other vocabulary from the same histogram, at no further cost.",
+    "Not covered: other runs on the same records, including training with this tokenizer; their"
+    " costs add up. `dpft train model.tokenizer=RUN` reports the total of both, and"
+    " `dpft account runs=[RUN,OTHER]` that of any runs.",
+    "Not covered: everything under `private/`, which must not be released, and the texts that a"
+    " model reads: the tokenizer only splits them.",
+    "Not private: the configuration, including the caps and the number of records.",
 )
 OPEN_COVERAGE: tuple[str, ...] = (
-    "Nothing is covered: the pieces follow from the records' own words, those that one record alone"
-    " has among them.",
-    "A private run takes this tokenizer only where its texts are said to be public"
+    "Nothing is covered: the pieces depend on the words of the records, including words that only"
+    " one record contains.",
+    "A private run accepts this tokenizer only if its texts are declared public"
     " (`model.tokenizer_is_public=true`).",
 )
-OPEN_NOTE = "There is no ledger: no noise was drawn, and nothing was spent."
+OPEN_NOTE = "There is no ledger: no noise was drawn, and no ε was spent."
 
 
 def write_tokenizer_report(folder: Path, record: Vocabulary) -> None:
@@ -339,9 +342,9 @@ def write_tokenizer_report(folder: Path, record: Vocabulary) -> None:
     parts = {
         "title": title,
         "headline": headline(record),
-        "warnings": [f"Warning: {warning}" for warning in record.warnings],
+        "warnings": [f"Warning: {symbols(warning)}" for warning in record.warnings],
         "rows": rows(record),
-        "coverage": coverage,
+        "coverage": map(symbols, coverage),
         "ledger_note": note,
     }
     report = render_markdown("tokenizer.md.j2", **parts)
@@ -351,53 +354,53 @@ def write_tokenizer_report(folder: Path, record: Vocabulary) -> None:
 
 
 def headline(record: PrivateVocabulary | OpenVocabulary) -> str:
-    """Return epsilon with all that it depends on, or "NOT PRIVATE"."""
+    """Return ε with everything that it depends on, or "NOT PRIVATE"."""
     if isinstance(record, OpenVocabulary):
         return (
             "**NOT PRIVATE: this vocabulary was made without differential privacy"
-            " (`privacy=none`), of all words of the records.**"
+            " (`privacy=none`), from all words of the records.**"
         )
     if not record.private:
         return PREDICTABLE
     plan = record.plan
-    relation = plan.neighboring_relation.replace("_", " ")
+    unit = plan.unit_definition.partition(";")[0]
     return (
-        f"**(ε = {eps_text(record.epsilon)}, δ = {delta_text(plan.delta)})-differentially"
-        f" private**, exactly, by the Gaussian mechanism and a threshold; {relation}"
-        f" {plan.unit}."
+        f"**(ε = {eps_text(record.epsilon)}, δ = {delta_text(plan.delta)})-differentially private**"
+        f" for adding or removing {unit}. This is the exact ε of the Gaussian mechanism with a"
+        " threshold."
     )
 
 
 def rows(record: PrivateVocabulary | OpenVocabulary) -> list[tuple[str, str]]:
-    """Return quantity and value of the mechanism and of the tokenizer that it resulted in."""
+    """Return quantity and value of the mechanism and of the resulting tokenizer."""
     tokenizer_rows = [("tokenizer", "none yet: see the message of the command")]
     pieces = record.pieces
     if pieces is not None:
         tokenizer_rows = [
             ("pieces", f"{pieces.vocab_size}, by {record.algorithm}"),
-            ("tokens, special ones and sentinels included", f"{pieces.tokens}"),
+            ("tokens, including special tokens and sentinels", f"{pieces.tokens}"),
             ("tokenizer's SHA-256", f"`{pieces.tokenizer_sha256}`"),
         ]
-    begun = [] if record.date is None else [("begun on (UTC)", record.date)]
+    begun = [] if record.date is None else [("started on (UTC)", record.date)]
     if isinstance(record, OpenVocabulary):
         size = ("number of examples", f"{record.num_examples} ({record.num_examples_source})")
         return [size, *tokenizer_rows, ("data", record.data), *begun]
     plan, histogram = record.plan, _histogram(record)
-    counted = f"{plan.num_examples} ({histogram.num_examples_source}); ε does not hide it"
+    counted = f"{plan.num_examples} ({histogram.num_examples_source}); ε does not hide this number"
     return [
         ("ε (exact)", eps_text(record.epsilon)),
-        ("ε by the classical formula, no bound above 1", eps_text(record.epsilon_classical)),
+        ("ε by the classical formula (no bound above 1)", eps_text(record.epsilon_classical)),
         ("δ", f"{delta_text(plan.delta)}, half for the noise, half for the threshold"),
-        ("neighboring relation", plan.neighboring_relation),
-        ("unit", f"{plan.unit}: {plan.unit_definition}"),
+        ("neighboring relation", f"{plan.neighboring_relation.replace('_', ' ')} {plan.unit}"),
+        ("privacy unit", plan.unit_definition),
         ("number of units", counted),
-        ("words of a unit that are counted (N)", f"{histogram.words_per_record}"),
-        ("most of one word (m)", f"{histogram.linf_cap:g}"),
+        ("counted words of a unit (N)", f"{histogram.words_per_record}"),
+        ("largest count of one word (m)", f"{histogram.linf_cap:g}"),
         ("L2 norm of a unit's counts (k)", f"{histogram.l2_cap:g}"),
         ("noise on each count (standard deviation)", f"{histogram.noise_std:.6g}"),
         ("threshold", f"{histogram.threshold:.6g}"),
         ("noise source", record.noise_source),
-        ("words that reached the threshold", f"{record.words_kept}"),
+        ("words above the threshold", f"{record.words_kept}"),
         *tokenizer_rows,
         ("data", record.data),
         *begun,
@@ -406,7 +409,7 @@ def rows(record: PrivateVocabulary | OpenVocabulary) -> list[tuple[str, str]]:
 
 
 def table(record: PrivateVocabulary | OpenVocabulary, folder: Path) -> str:
-    """Return what the command prints."""
+    """Return the table that the command prints."""
     shown = [*rows(record), ("tokenizer's folder", str(folder / TOKENIZER))]
     width = max(len(name) for name, _ in shown)
     lines = [f"{name:<{width}}  {value}".replace("`", "") for name, value in shown]

@@ -1,13 +1,12 @@
-"""Read a run's public files into one object, and write metrics.json.
+"""The public files of a run as one object, and the writing of metrics.json.
 
-Scores of private records, and how many were scored, are a function of single records that no
-epsilon covers: two sets of records that differ by one have other digits. So an entry of a private
-split stands whole in private/metrics.json alone, and metrics.json says that it is there. Where
-``eval.publish_private_scores`` was asked for, it has the scores rounded to two digits as well
-(docs/dev/design.md, rule 8). The private file is written first: a crash between the two hides
-scores, and never shows them.
+No ε covers the scores of private records, nor their number: two data sets that differ by one record
+have different scores. Only private/metrics.json therefore contains the whole entry of a private
+split, and metrics.json states that it is there. With ``eval.publish_private_scores``, metrics.json
+also contains the scores rounded to two digits (docs/dev/design.md, rule 8). The private file is
+written first, so that a crash between the two writes hides scores and never shows them.
 
-A folder or a file of the user's is named by no path: those name a machine and its owner.
+No path of the user's is shown, because paths name a machine and its owner.
 """
 
 import json
@@ -18,7 +17,9 @@ from typing import Any, Final
 
 from dpft.config.load import load_saved
 from dpft.config.schema import TrainConfig
+from dpft.data.raw_rows import file_rows
 from dpft.errors import InputError
+from dpft.evaluation.predictions import Prediction
 from dpft.evaluation.scores import PRIVATE_SPLIT, Metrics, ScoreEntry, split_note
 from dpft.models.source import ModelConfig
 from dpft.reports.privacy_json import PrivateRun, RunPrivacy
@@ -29,6 +30,7 @@ from dpft.run_folder import (
     CONFIGURATION,
     METRICS,
     OVERRIDES,
+    PREDICTIONS,
     PRIVACY,
     PRIVATE_METRICS,
     PRIVATE_REPORT,
@@ -40,21 +42,21 @@ from dpft.run_folder import (
     runs_in,
     write_text,
 )
-from dpft.strict_model import read_model, write_model
+from dpft.strict_model import parse, read_model, write_model
 from dpft.tasks.base import Task
 from dpft.training.progress_record import ProgressLine, read_progress
 
 WHERE = f"in {PRIVATE_METRICS}, for their owner alone"
 DIGITS: Final = 2
-"""Significant digits of a private split's scores where they are shown at all."""
+"""Number of significant digits of published scores of a private split."""
 
 
 def shown(entry: ScoreEntry, *, rounded: bool | None = None) -> ScoreEntry:
-    """Return what anybody may see of an entry: of a private split, that it was scored.
+    """Return the public part of an entry: for a private split, only that it was scored.
 
     Args:
-        entry: Whole, or as it was shown before.
-        rounded: Whether scores of a private split are shown, rounded; None: where they were.
+        entry: The whole entry, or its public part.
+        rounded: Whether to show the rounded scores of a private split; None: as in ``entry``.
     """
     if not entry.is_private:
         return entry
@@ -71,7 +73,7 @@ def shown(entry: ScoreEntry, *, rounded: bool | None = None) -> ScoreEntry:
 
 
 def round_score(value: float) -> float:
-    """Return a score with as many digits as may be shown of a private split.
+    """Return a score with as many digits as may be shown for a private split.
 
     >>> round_score(12.3456), round_score(1234.5), round_score(0.98765)
     (12.0, 1200.0, 0.99)
@@ -80,17 +82,17 @@ def round_score(value: float) -> float:
 
 
 def read_evaluations(folder: Path) -> list[ScoreEntry]:
-    """Return what metrics.json may show, an entry each; none where there is no such file.
+    """Return the public part of each entry of metrics.json; no entries without this file.
 
-    Of a private split, nothing more is returned, whatever the file contains.
+    An entry of a private split is reduced to its public part, whatever the file contains.
     """
     return [shown(entry) for entry in _read(folder / METRICS)]
 
 
 def read_own_evaluations(folder: Path) -> list[ScoreEntry]:
-    """Return all entries, those of private splits as private/metrics.json has them.
+    """Return all entries, with those of private splits from private/metrics.json.
 
-    If that file is missing, as in a released folder, entries are as metrics.json has them.
+    If this file is missing, as in a released folder, all entries come from metrics.json.
     """
     private_entries = {entry.place: entry for entry in _read(folder / PRIVATE_METRICS)}
     entries = []
@@ -103,15 +105,15 @@ def read_own_evaluations(folder: Path) -> list[ScoreEntry]:
 def write_metrics(
     folder: Path, evaluations: Sequence[ScoreEntry], *, public: bool, publish: bool = False
 ) -> None:
-    """Write new entries into both files; one for the same task, split and stage is replaced.
+    """Write new entries into both files, and replace those of the same task, split and stage.
 
-    A split that is no longer public is hidden at its other stages, too.
+    A split that is no longer public is also hidden at its other stages.
 
     Args:
-        folder: A run's, or that of an evaluation; it exists.
-        evaluations: Entries, of splits that were marked or not.
+        folder: Existing folder of a run or of an evaluation.
+        evaluations: Entries, whether or not they are marked as public or private.
         public: Whether their splits may be shown.
-        publish: Whether scores of these splits are shown, rounded, though they are private.
+        publish: Whether rounded scores of these splits are shown although they are private.
     """
     fresh = [entry.marked(public) for entry in evaluations]
     splits = {entry.place[:2] for entry in fresh}
@@ -129,9 +131,9 @@ def _write(
 
     Args:
         folder: An existing folder.
-        entries: Whole as far as they are known.
-        published: Splits to whether they are shown, rounded; of any other metrics.json shows what
-            it showed: an edit of it must not bring more out of private/.
+        entries: Whole entries as far as they are known.
+        published: Whether the rounded scores of a split are shown. For other splits, metrics.json
+            keeps what it shows, so that an edit of this file reveals nothing more of private/.
     """
     were = {entry.place: entry for entry in _read(folder / METRICS)}
     private_entries = tuple(
@@ -160,30 +162,30 @@ def _read(path: Path) -> tuple[ScoreEntry, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """A run's public files, read."""
+    """The content of a run's public files."""
 
     folder: Path
     config: TrainConfig
-    """What config.yaml says."""
+    """Validated content of config.yaml."""
     values: Mapping[str, Any]
-    """All of config.yaml."""
+    """Whole content of config.yaml."""
     privacy: RunPrivacy
-    """What the run guarantees."""
+    """Guarantee of the run."""
     evaluations: list[ScoreEntry]
-    """Entries of metrics.json, which of private splits say no more than may be shown; none where
-    nothing was scored."""
+    """Public parts of the entries of metrics.json; empty if nothing was scored."""
     overrides: tuple[str, ...] | None
-    """What the user wrote after ``dpft train``; None where that is not recorded."""
+    """Arguments of the user after ``dpft train``; None if they are not recorded."""
     progress: tuple[ProgressLine, ...] = ()
     """Lines of progress.jsonl."""
     audit_figures: tuple[str, ...] = ()
-    """Figures that audits left in the public part of its folder, as SVG."""
-    pictures: Mapping[str, bytes] = field(default_factory=dict)
-    """Images that were wrongly classed, by the name of their file."""
+    """Figures of audits in the public part of the folder, as SVG."""
+    wrong_images: Mapping[str, Sequence[tuple[str, str, bytes]]] = field(default_factory=dict)
+    """True class, predicted class and PNG file of misclassified images, by the end of the name of
+    their file: empty, or the split if several were scored."""
 
     @property
     def is_of_search(self) -> bool:
-        """Whether it is the best of a search."""
+        """Whether the run is the best of a search."""
         return isinstance(self.privacy, PrivateRun) and self.privacy.selection is not None
 
     def after(self) -> list[ScoreEntry]:
@@ -199,11 +201,14 @@ class RunRecord:
 
 
 def read_run(folder: Path, privacy: RunPrivacy) -> RunRecord:
-    """Return what a run's public files say beside what it guarantees."""
+    """Return the content of a run's public files, with its guarantee.
+
+    Raises:
+        InputError: The folder does not contain a readable run.
+    """
     try:
         values = dict(read_yaml(folder / CONFIGURATION))
         figures = sorted((folder / AUDIT).glob("*.svg"))
-        stem, _, suffix = WRONG_IMAGES.partition(".")
         return RunRecord(
             folder=folder,
             config=load_saved(folder / CONFIGURATION, TrainConfig),
@@ -213,7 +218,7 @@ def read_run(folder: Path, privacy: RunPrivacy) -> RunRecord:
             overrides=read_overrides(folder),
             progress=tuple(read_progress(folder / PROGRESS)),
             audit_figures=tuple(path.read_text(encoding="utf-8") for path in figures),
-            pictures={path.name: path.read_bytes() for path in folder.glob(f"{stem}*.{suffix}")},
+            wrong_images=_wrong_images(folder),
         )
     except InputError:
         raise
@@ -222,13 +227,30 @@ def read_run(folder: Path, privacy: RunPrivacy) -> RunRecord:
         raise InputError(f"cannot read the run in {folder}: {reason}.", key=str(folder)) from error
 
 
+def _wrong_images(folder: Path) -> dict[str, list[tuple[str, str, bytes]]]:
+    """Return the images of each sheet of misclassified images, in the order of the split."""
+    images, stem = {}, Path(WRONG_IMAGES).stem
+    for sheet in folder.glob(f"{stem}*.png"):
+        from dpft.data.images import tiles  # It imports torch, which other reports do not need.
+
+        split = sheet.stem.removeprefix(stem)
+        predictions = folder / PREDICTIONS.replace(".", f"{split}.")
+        rows = file_rows(predictions) if predictions.exists() else ()
+        answers = [parse(row.values, Prediction) for row in rows]
+        wrong = [(one.references[0], one.prediction) for one in answers]
+        wrong = [(true, predicted) for true, predicted in wrong if true != predicted]
+        pairs = zip(wrong, tiles(sheet.read_bytes()), strict=False)
+        images[split] = [(*classes, content) for classes, content in pairs]
+    return images
+
+
 def with_own_scores(record: RunRecord) -> RunRecord:
     """Return a run's record with the scores of private splits that its owner has in private/."""
     return replace(record, evaluations=read_own_evaluations(record.folder))
 
 
 def read_overrides(folder: Path) -> tuple[str, ...] | None:
-    """Return what the user wrote after ``dpft train``; None where that is not recorded."""
+    """Return the user's arguments after ``dpft train``; None if they are not recorded."""
     path = folder / OVERRIDES
     if not path.exists():
         return None
@@ -236,10 +258,10 @@ def read_overrides(folder: Path) -> tuple[str, ...] | None:
 
 
 def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the folders of finished runs, and those of runs that have no report yet.
+    """Return the folders of finished runs, and those of runs without a report.
 
     Args:
-        named: Folders of runs, or of sweeps, whose runs are taken in the order of their numbers.
+        named: Folders of runs or of sweeps; the runs of a sweep are in the order of their numbers.
     """
     runs = [run for folder in named for run in runs_in(folder)]
     distinct = list({run.resolve(): run for run in runs}.values())
@@ -248,14 +270,14 @@ def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def model_name(model: ModelConfig) -> str:
-    """Return what the base is called, of a folder its last part alone."""
+    """Return the name of the base model; for a folder, only its last part."""
     if model.path and not is_base_model(model.path):
         return Path(model.path).name
     return model.name
 
 
 def model_title(config: TrainConfig, privacy: RunPrivacy) -> str:
-    """Return what the base is called where its kind is said, too, as the run wrote it down."""
+    """Return the name of the base model as the run recorded it, which may include its type."""
     return privacy.model or model_name(config.model)
 
 
@@ -263,24 +285,24 @@ def with_kind(name: str, folder: Path | None) -> str:
     """Return a model's name with the type that its config.json states, such as ``mine (bert)``.
 
     Args:
-        name: What it is called.
-        folder: With its config.json; None: the name says what it is.
+        name: Name of the model.
+        folder: Folder with its config.json; None if the name already states the type.
     """
     if folder is None:
         return name
     try:
         kind = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError):  # whoever loads it says what is wrong with it
+    except (OSError, ValueError, AttributeError):  # Loading the model reports the error.
         kind = None
     return f"{name} ({kind})" if isinstance(kind, str) else name
 
 
 def data_name(task: Task) -> str:
-    """Return the task and the source of its rows, such as ``e2e (embedded sample)``."""
+    """Return the task and the source of its rows, such as ``e2e (bundled sample)``."""
     source = "local" if task.data_dir is not None else task.source
     descriptions = {
         "local": "local files",
-        "embedded": "embedded sample",
+        "embedded": "bundled sample",
         "memory": "rows given by a program",
         "hub": f"{task.hub_name} on the hub",
         "url": "the addresses of task.urls",

@@ -1,10 +1,10 @@
-"""The tables of scores in a run's report.
+"""Tables and plots of the scores in a run's report.
 
-The report states which direction of a metric is better and what the metric means. Of a private
-split an entry of metrics.json may say no more than that its scores are in private/. For public
-splits of a classifier the report lists the classes that are taken for each other most often; the
-page has a heat map and images, too. A series of scores begins with those before training and ends
-with those after it; epsilon beside them is that of the steps so far.
+The report states what each metric means and which direction is better. For a private split, an
+entry of metrics.json may state only that the scores are in private/. For a classifier with a public
+split, the report lists the most frequent confusions; the page adds a heat map and misclassified
+images. A series of scores starts before training and ends after training, and has the ε of the
+steps up to each of its points.
 """
 
 import base64
@@ -21,10 +21,9 @@ from dpft.privacy.accounting.interpretation import best_attack_accuracy
 from dpft.privacy.accounting.summary import eps_text, round_up
 from dpft.privacy.plan import EXAMPLE
 from dpft.reports.privacy_json import PrivateRun, RunPrivacy, guarantee, is_promised
-from dpft.reports.rendering import COLORS, draw_svg, heat_map
-from dpft.run_folder import WRONG_IMAGES
-from dpft.tasks.base import TASKS
-from dpft.tasks.images import IMAGE, ImageTask
+from dpft.reports.rendering import COLORS, draw_svg, line
+from dpft.tasks.base import TASKS, Task
+from dpft.tasks.images import ImageTask
 from dpft.training.progress_record import ProgressLine
 
 if TYPE_CHECKING:
@@ -33,39 +32,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownText:
-    """One input of a public split, and what the model wrote; an empty text may be what it wrote."""
+    """One input of a public split with the outputs of the model, which may be empty texts."""
 
     input: str
     before: str | None
-    """Before training; None where this input was not shown then."""
+    """Output before training; None if this input was not shown then."""
     after: str
+    """Output after training."""
     reference: str
-    """One right answer; empty where the split has none."""
+    """One reference; empty if the split has no references."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTable:
-    """The scores on one split, a column per stage that is shown."""
+    """The scores on one split, with a column for each stage that is shown."""
 
     task: str
     split: str
     public: bool
     stages: list[Stage]
     examples: list[int]
-    """Distinct inputs scored at each stage; none where their number is private."""
+    """Number of distinct inputs scored at each stage; empty if the number is private."""
     rows: list[tuple[str, list[float | None]]]
+    """Key of each metric in metrics.json, and its value at each stage."""
     not_computed: dict[str, list[str]]
-    """Reason to the metrics that have no value because of it."""
+    """Metrics without a value, by the reason."""
     texts: list[ShownText]
-    """Some of those written after training; none of a private split."""
+    """Some outputs after training; empty for a private split and for images."""
     hidden: list[str]
-    """Stages whose scores are in private/ alone."""
+    """Stages whose scores are only in private/."""
     digits: int | None
-    """Significant digits that scores are rounded to; None: as they were computed."""
+    """Number of significant digits of rounded scores; None for unrounded scores."""
 
     @property
     def headings(self) -> list[str]:
-        """What stands above each column."""
+        """The headings of the columns."""
         return [STAGES[stage] for stage in self.stages]
 
 
@@ -97,16 +98,14 @@ def _table(task: str, split: str, entries: Sequence[ScoreEntry]) -> ScoreTable:
 
 def _shown_texts(entries: Sequence[ScoreEntry]) -> list[ShownText]:
     """Return the texts of a split's entries; no texts unless every entry marks it as public."""
-    if not all(entry.split_is_public for entry in entries):
+    is_public = all(entry.split_is_public for entry in entries)
+    if not is_public or issubclass(TASKS.entries().get(entries[0].task, Task), ImageTask):
         return []
     samples = {entry.stage: entry.samples or () for entry in entries}
-    task_classes = [TASKS.entries().get(entry.task) for entry in entries]
-    are_images = all(cls is not None and issubclass(cls, ImageTask) for cls in task_classes)
-    named = _image_words if are_images else str
     before = {sample.input: sample.prediction for sample in samples.get("before", [])}
     return [
         ShownText(
-            input=named(sample.input),
+            input=sample.input,
             before=before.get(sample.input),
             after=sample.prediction,
             reference=sample.reference,
@@ -115,15 +114,8 @@ def _shown_texts(entries: Sequence[ScoreEntry]) -> list[ShownText]:
     ]
 
 
-def _image_words(name: str) -> str:
-    """Return what an image is called: by its file, or, where it is none's, by its number alone."""
-    number, _, file = name.partition(": ")
-    place = f"image {number} of the split, counted from 0"
-    return place if file == IMAGE else f"{file} ({place})"
-
-
 def _not_computed(evaluations: Sequence[ScoreEntry]) -> dict[str, list[str]]:
-    """Return the metrics without a value by reason; name the stage if another stage has a value."""
+    """Return the metrics without a value by reason, with the stage if another has a value."""
     computed = {name for entry in evaluations for name in entry.metrics}
     reasons = {
         f"{name} {STAGES[entry.stage]}" if name in computed else name: why
@@ -149,12 +141,34 @@ def specs_of(config: TrainConfig, keys: Iterable[str]) -> dict[str, MetricSpec]:
     return {key: by_key[key] for key in keys if key in by_key}
 
 
-def main_metric(config: TrainConfig, keys: Sequence[str]) -> str | None:
-    """Return the key of the leading score: the first of the task's metrics that has a better value.
+DATA_TITLES = {
+    **{name: name.upper() for name in ("dart", "e2e", "mnli", "mrpc", "qnli", "qqp", "rte")},
+    **{"celeba": "CelebA", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "cola": "CoLA"},
+    **{"corpus": "a text corpus", "custom": "custom data", "glue_mixture": "GLUE"},
+    **{"images": "custom images", "personachat": "PersonaChat", "preference": "preference data"},
+    **{"sst2": "SST-2", "stsb": "STS-B"},
+}
 
-    Returns:
-        None if no metric has one.
-    """
+
+def data_title(task: str) -> str:
+    """Return the name of a task's data in the spelling of its paper, such as ``E2E``."""
+    return DATA_TITLES.get(task, task)
+
+
+def scores_heading(what: str, task: str, split: str) -> str:
+    """Return the heading of a section on one split."""
+    return f"{what} on {line(data_title(task))}, {line(split)} split"
+
+
+def metric_heading(config: TrainConfig, key: str) -> str:
+    """Return the heading of a metric in tables; a key of a published result may name its split."""
+    split, _, name = key.rpartition(".")
+    spec = specs_of(config, [name]).get(name)
+    return key if spec is None else f"{split} {spec.heading}".strip()
+
+
+def main_metric(config: TrainConfig, keys: Sequence[str]) -> str | None:
+    """Return the key of the task's first metric that has a better direction, or None."""
     registered = METRICS.entries()
     chosen = [registered[name].reported_as for name in config.task.metrics if name in registered]
     specs = specs_of(config, keys)
@@ -165,91 +179,104 @@ SOURCE = "Kairouz et al. 2015, arXiv 1311.0776"
 
 
 def meaning(privacy: RunPrivacy) -> str | None:
-    """Return in a sentence what epsilon means to who is in the data; None without a promise."""
+    """Return what ε means for a person in the data, in words; None without a guarantee."""
     if not is_promised(privacy):
         return None
     unit = privacy.plan.unit
     whose = "one example was" if unit == EXAMPLE else f"the rows of one `{unit}` were"
     right = best_attack_accuracy(*guarantee(privacy))
+    attacker = "an attacker who has the model and knows all other records"
     if right is None:
         return (
-            "What ε allows: nearly everything. Whoever sees the model and knows all other records"
-            f" may, for all that ε says, as good as always tell rightly whether {whose} trained on"
-            f" ({SOURCE})."
+            f"What this means: almost no protection. With this ε, {attacker} may almost always"
+            f" guess correctly whether {whose} used for training ({SOURCE})."
         )
     return (
-        "What ε allows: whoever sees the model, knows all other records and guesses whether"
-        f" {whose} trained on is right at most **{right} %** of the time; a coin is right 50 % of"
-        f" the time, where both answers are as likely ({SOURCE})."
+        f"What this means: suppose {attacker} guesses whether {whose} used for training, and both"
+        f" answers are equally likely. The guess is correct at most **{right} %** of the time;"
+        f" a random guess is correct 50 % of the time ({SOURCE})."
     )
 
 
 MOST_CLASSES = 20
-"""More do not fit into a heat map whose numbers can be read."""
+"""Largest number of classes of a heat map with readable numbers."""
 PAIRS = 10
+"""Number of pairs of classes in the table of confusions."""
 
 
 def confused_entries(evaluations: Sequence[ScoreEntry]) -> list[ScoreEntry]:
-    """Return the entries after training of the public splits that have classes."""
+    """Return the entries after training of public splits with classes."""
     return [entry for entry in evaluations if entry.stage == "after" and entry.confusion]
 
 
 def confused_pairs(confusion: ConfusedClasses) -> list[tuple[str, str, int]]:
-    """Return the pairs of classes that are confused most often, the most frequent first.
+    """Return true class, predicted class and number of the most frequent confusions, in order.
 
     >>> confused_pairs(ConfusedClasses(labels=("a", "b"), counts=((5, 2), (3, 7))))
     [('b', 'a', 3), ('a', 'b', 2)]
     """
     labels = confusion.labels
     pairs = [
-        (labels[right], labels[predicted], count)
-        for right, row in enumerate(confusion.counts)
+        (labels[true], labels[predicted], count)
+        for true, row in enumerate(confusion.counts)
         for predicted, count in enumerate(row)
-        if right != predicted and count
+        if true != predicted and count
     ]
     return sorted(pairs, key=lambda pair: -pair[2])[:PAIRS]
 
 
-def confusion_figures(
-    entry: ScoreEntry, pictures: Mapping[str, bytes], *, alone: bool
-) -> list[Markup]:
-    """Return a heat map of the confused classes, and the images that were classified wrongly.
+def confusion_figures(entry: ScoreEntry, images: Sequence[tuple[str, str, bytes]]) -> list[Markup]:
+    """Return a heat map of the confusions, and the misclassified images with their classes.
 
     Args:
-        entry: Scores of a public split that has classes.
-        pictures: Images by the name of their file.
-        alone: Whether no other split of the run has classes.
+        entry: Scores of a public split with classes.
+        images: True class, predicted class and PNG file of some misclassified images.
     """
     assert entry.confusion is not None
-    labels, counts = entry.confusion.labels, entry.confusion.counts
     figures = []
-    if len(labels) <= MOST_CLASSES:
-        plot = heat_map(
-            counts,
-            name=f"confusion-{entry.split}",
-            metric="images",
-            rows=("right class", labels),
-            columns=("taken for", labels),
-            scale=(0, max(map(max, counts))),
-        )
-        figures.append(plot)
-    name = WRONG_IMAGES if alone else f"_{entry.split}.".join(WRONG_IMAGES.split("."))
-    if name in pictures:
-        content = base64.b64encode(pictures[name]).decode()
-        alternative = "Images of this split that were classed wrongly."
-        address = f"data:image/png;base64,{content}"
-        figures.append(Markup('<img src="{}" alt="{}">').format(address, alternative))
-    return figures
+    if len(entry.confusion.labels) <= MOST_CLASSES:
+        figures.append(heat_map(entry.confusion, name=f"confusion-{entry.split}"))
+    tile = Markup('<span><img src="data:image/png;base64,{}" alt=""> {} → {}</span>\n')
+    tiles = [
+        tile.format(base64.b64encode(content).decode(), true, predicted)
+        for true, predicted, content in images
+    ]
+    caption = Markup("<figcaption>Misclassified images: true → predicted</figcaption>\n")
+    return [*figures, caption + Markup().join(tiles)] if tiles else figures
+
+
+def heat_map(confusion: ConfusedClasses, *, name: str) -> Markup:
+    """Return the counts of a confusion matrix as a grid of colors with the numbers in it."""
+    labels, counts = confusion.labels, confusion.counts
+    most = max(map(max, counts))
+
+    def draw(axes: "Axes") -> None:
+        # An image would be pixels in the SVG; a mesh consists of shapes.
+        axes.pcolormesh(counts, cmap="viridis", vmin=0, vmax=most, edgecolors="white", linewidth=1)
+        for y, row in enumerate(counts):
+            for x, count in enumerate(row):
+                color = "black" if count > most / 2 else "white"
+                axes.text(x + 0.5, y + 0.5, str(count), ha="center", va="center", color=color)
+        ticks = [place + 0.5 for place in range(len(labels))]
+        axes.set_xticks(ticks, labels)
+        axes.set_yticks(ticks, labels)
+        axes.set(xlabel="predicted class", ylabel="true class", title="images")
+        axes.grid(visible=False)
+        axes.invert_yaxis()
+
+    label = "images by true and predicted class, as a heat map"
+    return draw_svg(draw, name=name, label=label, width=5.4, height=1.4 + 0.36 * len(labels))
 
 
 MOST_TICKS = 8
+"""Number of values of ε above a plot of scores."""
 Row = tuple[int, float | None, Mapping[str, float]]
-"""Steps taken, an upper bound of what they spent, None without privacy, and the scores."""
+"""Number of steps, an upper bound of their ε (None without privacy), and the scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """The scores of one split at several steps."""
+    """The scores of one split after several numbers of steps."""
 
     task: str
     split: str
@@ -257,7 +284,7 @@ class Series:
     rows: list[Row]
 
     def printed(self) -> list[tuple[str, str, list[float | None]]]:
-        """Return each row's step, epsilon and scores, as a table has them."""
+        """Return step, ε and scores of each row, as a table shows them."""
         return [
             (
                 str(step),
@@ -292,7 +319,7 @@ def series_of(
 
 
 def series_plot(series: Series, config: TrainConfig, name: str) -> Markup | None:
-    """Return the main score against steps, epsilon above them; None where no metric leads."""
+    """Return a plot of the main score against steps with their ε, or None without such a score."""
     metric = main_metric(config, series.metrics)
     if metric is None:
         return None
@@ -301,10 +328,12 @@ def series_plot(series: Series, config: TrainConfig, name: str) -> Markup | None
         return None
     from matplotlib.ticker import MaxNLocator
 
+    heading = metric_heading(config, metric)
+
     def draw(axes: "Axes") -> None:
         steps, scores = [step for step, _, _ in rows], [score for _, _, score in rows]
         axes.plot(steps, scores, "o-", color=COLORS[0], clip_on=False)
-        axes.set(xlabel="steps taken", ylabel=metric, xlim=(0, steps[-1]))
+        axes.set(xlabel="steps", ylabel=heading, xlim=(0, steps[-1]))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         spent = [(step, eps) for step, eps, _ in rows if eps is not None]
         if spent:
@@ -312,20 +341,20 @@ def series_plot(series: Series, config: TrainConfig, name: str) -> Markup | None
             above = axes.secondary_xaxis("top")
             ticks = [f"{round_up(epsilon, 2):.2f}" for _, epsilon in shown]
             above.set_xticks([step for step, _ in shown], ticks)
-            above.set_xlabel("ε spent, at most")
+            above.set_xlabel("ε (upper bound)")
 
     first, last = rows[0], rows[-1]
     label = (
-        f"{metric} on split {series.split} from {first[2]:.4g} after {first[0]} steps to"
-        f" {last[2]:.4g} after {last[0]}"
+        f"{heading} on split {series.split}: {first[2]:.4g} after {first[0]} steps,"
+        f" {last[2]:.4g} after {last[0]} steps"
     )
-    return draw_svg(draw, name=name, label=label)
+    return draw_svg(draw, name=name, label=label, width=4.6, height=3.1)
 
 
 def _points(
     progress: Sequence[ProgressLine], privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> list[tuple[int, float | None, Sequence[SplitScores]]]:
-    """Return step, epsilon and entries of each point, before and after training among them."""
+    """Return step, ε and entries of each point, including before and after training."""
     ends: dict[str, tuple[int, float | None]]
     ends = {"before": (0, None), "after": (privacy.plan.steps, None)}
     if isinstance(privacy, PrivateRun):
@@ -340,7 +369,7 @@ def _points(
 
 
 def _never_falling(rows: list[Row]) -> list[Row]:
-    """Return the rows with the least bound that holds: fewer steps spend no more than more do."""
+    """Return the rows with the smallest valid bounds: fewer steps cost at most as much as more."""
     bounded, least = [], float("inf")
     for step, epsilon, scores in reversed(rows):
         least = least if epsilon is None else min(least, epsilon)

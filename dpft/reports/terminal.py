@@ -1,7 +1,7 @@
-"""Print a command's answer on stdout: sentences, tables with rich, or one JSON object.
+"""The answer of a command on stdout: sentences, tables with rich, or one JSON object.
 
-On a terminal texts are wrapped to its width and headings stand out. In a pipe or a file a sentence
-is one line, a row of a table is one line, and there is no color: so that they can be searched.
+On a terminal, text is wrapped to its width and headings are bold. In a pipe or a file, each
+sentence and each row of a table is one line without color, so that the output can be searched.
 """
 
 import io
@@ -21,7 +21,7 @@ from dpft.strict_model import json_text
 CODE, STRONG = re.compile(r"`([^`]*)`"), re.compile(r"\*\*([^*]+)\*\*")
 
 UNWRAPPED = 100_000
-"""Columns of a pipe."""
+"""Width of a pipe, in columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,11 @@ class Grid:
 
     rows: Sequence[Sequence[str | Text]]
     columns: Sequence[str] = ()
-    """Heads of the columns; empty: the rows are quantities and values."""
+    """Headings of the columns; empty for rows of quantities and values."""
     title: str = ""
 
     def __rich__(self) -> RenderableType:
-        """Return the table as rich draws it, with columns of numbers on the right."""
+        """Return the table for rich, with right-aligned columns of numbers."""
         table = Table(
             box=None, show_header=bool(self.columns), pad_edge=False, padding=(0, 2, 0, 0)
         )
@@ -62,8 +62,8 @@ def show(parts: Sequence[Grid | str | Text]) -> None:
     """Print sentences and tables, a blank line before each table with a title.
 
     Args:
-        parts: In the order in which they are read; in a sentence, ``**x**`` is strong and
-            `` `x` `` is code.
+        parts: Sentences and tables in their order; in a sentence, ``**x**`` is bold and `` `x` ``
+            is code.
     """
     if sys.stdout.isatty():
         _print(parts, Console(highlight=False))
@@ -94,16 +94,16 @@ def _print(parts: Sequence[Grid | str | Text], console: Console) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One answer in both its forms."""
+    """The answer of a command for people and for programs."""
 
     table: str | Sequence[Grid | str]
     """Lines of text, or sentences and tables for ``show``."""
     record: Any
-    """A model, or values that are ready for JSON."""
+    """A model, or values that JSON can represent."""
 
 
 def show_answer(answer: Answer, output: str) -> None:
-    """Print an answer: ``table`` for people, ``json`` for programs, one object on stdout."""
+    """Print an answer: ``table`` for people, or ``json`` as one object for programs."""
     if output == "json":
         print(json_text(answer.record))
     elif isinstance(answer.table, str):
@@ -113,7 +113,7 @@ def show_answer(answer: Answer, output: str) -> None:
 
 
 class Figures(Mapping[str, Any]):
-    """The record of an answer, each of its keys an attribute too: ``figures.epsilon``.
+    """The record of an answer, with its keys as attributes: ``figures.epsilon``.
 
     Examples:
         >>> figures = Figures({"epsilon": 2.99, "epsilons": {"prv": {"upper": 2.99}}})

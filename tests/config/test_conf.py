@@ -117,16 +117,17 @@ def commands() -> list[str]:
 
 
 def readme_commands() -> list[str]:
-    """The README's ``dpft`` commands, without their comments; not sweeps, not help."""
-    text = (CONF.parent / "README.md").read_text()
-    lines = text.replace("\\\n", " ").splitlines()
-    found = [line.partition("#")[0].split("dpft ", 1)[1] for line in lines if COMMAND.match(line)]
-    return sorted({" ".join(c.split()) for c in found if "--" not in c})
+    """The README's ``dpft`` commands, as ``page_commands``."""
+    return composed_commands([(CONF.parent / "README.md").read_text()])
 
 
 def page_commands() -> list[str]:
-    """Commands of the documentation's pages, as ``readme_commands``."""
-    found = [each for page in all_pages() for each in named_commands(page.read_text())]
+    """Commands of the documentation's pages that one composition can check."""
+    return composed_commands([page.read_text() for page in all_pages()])
+
+
+def composed_commands(texts: list[str]) -> list[str]:
+    found = [each for text in texts for each in named_commands(text)]
     return sorted(
         {
             " ".join(words[1:])
@@ -142,11 +143,12 @@ def _is_no_composition(words: list[str]) -> bool:
 
 
 def test_the_readme_shows_every_subcommand() -> None:
-    assert {command.split()[0] for command in readme_commands()} == set(SUBCOMMANDS)
+    table = (CONF.parent / "README.md").read_text()
+    assert {*re.findall(r"`dpft (\w+)`", table)} == set(SUBCOMMANDS)
 
 
 COMMANDS = sorted({*commands(), *readme_commands(), *page_commands()})
-LONGEST = {each.split()[0]: each for each in sorted(readme_commands(), key=len)}
+LONGEST = {each.split()[0]: each for each in sorted(page_commands(), key=len)}
 """Of the README's commands, the longest of each subcommand: it has the most keys."""
 
 

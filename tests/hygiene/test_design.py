@@ -13,10 +13,9 @@ PAGE = (ROOT / "docs" / "dev" / "design.md").read_text(encoding="utf-8")
 PAGES = "\n".join(
     [PAGE]
     + [
-        (ROOT / "docs" / "explanation" / f"{name}.md").read_text(encoding="utf-8")
+        (ROOT / "docs" / "dev" / f"{name}.md").read_text(encoding="utf-8")
         for name in (
             "many-processes",
-            "audits",
             "trust-rules",
             "clipper-code",
             "clipper-limits",
@@ -24,7 +23,7 @@ PAGES = "\n".join(
         )
     ]  # fmt: skip
 )
-RULES = (ROOT / "docs" / "explanation" / "trust-rules.md").read_text(encoding="utf-8")
+RULES = (ROOT / "docs" / "dev" / "trust-rules.md").read_text(encoding="utf-8")
 CITED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 CITED_PATH = re.compile(r"`((?:dpft|tests|conf|docs)/[\w/.\-]*)(?:::\w+)?`")
 HEADINGS = {line.lstrip("#").strip().partition(":")[0].lower() for line in PAGE.splitlines()

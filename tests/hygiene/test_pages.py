@@ -6,25 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from docs.tools.examples import Failed, run_page
+from docs.tools.examples import Failed, run_page, stale_lines
 from docs.tools.pages import (
     DOCS,
-    NEEDS,
     Example,
     File,
     all_pages,
     named_commands,
     not_run,
     parts_of,
-    prose_words,
     site_markdown,
 )
 from dpft import __version__
 from dpft.config.removed import REMOVED
 
-LEAST_WORDS = 150
-LOOKED_UP = ("reference/python.md", "explanation/glossary.md", "start/whats-new.md")
-"""Pages that are one table, in which a word is looked up."""
 PAGE = """# A page
 
 ```csv title="data/rows.csv"
@@ -85,20 +80,23 @@ def test_a_block_of_commands_is_run_in_its_turn_unless_it_says_why_not(tmp_path:
     assert run_page(page) == page.read_text()
 
 
+def test_an_output_that_its_page_does_not_show_is_stale() -> None:
+    page = "```console\n$ dpft\nbleu 3.4 in 2 min, run 2026-01-02/10-11-12\ndelta = 0.001\n```\n"
+    now = page.replace("2 min", "80 s").replace("2026-01-02/10-11-12", "2027-03-04/01-02-03")
+    assert stale_lines(page, now) == []
+    changed = stale_lines(page, now.replace("0.001", "0.0002"))
+    assert changed[-2:] == ["-delta = 0.001", "+delta = 0.0002"]
+    assert len(stale_lines(page, now.replace("3.4", "3.5"))) == 3
+    varying = [f"<!-- varies: bleu [0-9.]+ -->\n{text}" for text in (page, now.replace("3.4", "9"))]
+    assert stale_lines(*varying) == []
+
+
 @pytest.mark.parametrize(
     ("note", "message"), [("needs: patience", "must be one of"), ("fill: DIR", "holds, got DIR")]
 )
 def test_a_reason_that_is_none_is_refused(note: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parts_of(f"<!-- {note} -->\n```bash\ndpft doctor\n```\n")
-
-
-def test_few_blocks_are_copied_that_are_not_run() -> None:
-    """Each needs a network, a GPU, a cluster or hours; at most 15 do."""
-    found = {page.name: not_run(page.read_text()) for page in all_pages()}
-    needs = [need for blocks in found.values() for need in blocks.values()]
-    assert 0 < len(needs) <= 15
-    assert {*needs} <= {*NEEDS}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -139,18 +137,9 @@ def test_a_page_that_says_what_is_not_so_fails(
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_has_a_title_and_prose_of_its_own(page: str) -> None:
+def test_a_page_has_one_title(page: str) -> None:
     text = (DOCS / page).read_text()
     assert text.startswith("# ") and len(re.findall(r"(?m)^# ", _without_blocks(text))) == 1
-    is_list = page in LOOKED_UP or page.endswith("/index.md")
-    assert prose_words(text) >= (0 if is_list else LEAST_WORDS)
-
-
-def test_each_section_begins_with_a_page_that_lists_its_pages() -> None:
-    for index in DOCS.glob("*/index.md"):
-        others = {page.name for page in index.parent.glob("*.md")} - {"index.md"}
-        linked = set(re.findall(r"\]\(([\w-]+\.md)", index.read_text()))
-        assert others <= linked, index
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -165,15 +154,15 @@ def _without_blocks(text: str) -> str:
     return re.sub(r"(?ms)^```.*?^```$", "", text)
 
 
-def test_each_removed_key_and_its_replacement_are_on_the_page_of_the_version() -> None:
-    page = (DOCS / "start" / "whats-new.md").read_text()
+def test_each_removed_key_and_its_replacement_are_in_the_changelog() -> None:
+    page = (DOCS.parent / "CHANGELOG.md").read_text()
     assert [key for key, advice in REMOVED.items() if f"| `{key}` | {advice} |" not in page] == []
 
 
 def test_the_readme_is_one_page_whose_links_lead_somewhere() -> None:
     readme = DOCS.parent / "README.md"
     text = readme.read_text()
-    assert len(text.splitlines()) <= 150
+    assert len(text.splitlines()) <= 110
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if not link.startswith("http")]
     assert len(links) > 20
     assert [link for link in links if not (DOCS.parent / link).exists()] == []

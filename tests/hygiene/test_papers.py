@@ -12,15 +12,13 @@ import pytest
 from docs.tools.pages import DOCS
 from dpft.config.load import config_directory
 
-PAGE = DOCS / "results" / "papers.md"
+PAGE = DOCS / "results" / "published.md"
 CAPTIONS = {"Li et al. 2022": (14, 9), "Bu et al. 2022": (17, 5), "Ponomareva et al. 2022": (5, 1)}
 """Tables and figures of each paper, numbered from 1."""
 APPENDICES = {"Li et al. 2022": ["Appendix N", "Appendix S", "Appendix V"]}
 """What has a recipe and no number."""
 DRAWINGS = {("Bu et al. 2022", "Figure 2"), ("Ponomareva et al. 2022", "Figure 1")}
-STANDS = re.compile(
-    r"(run here at size|run here in small|needs a GPU and [\d,.]+ hours)( \(\[\w+\]\(\w+\.md\)\))?"
-)
+STANDS = re.compile(r"(computed|small-scale|GPU, [\d,.]+ h)( \(\[\w+\]\(\w+\.md\)\))?")
 RECIPES = {path.stem for path in config_directory().glob("experiment/*.yaml")}
 TUNINGS = {path.stem for path in config_directory().glob("tuning/*.yaml")}
 

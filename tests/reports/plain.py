@@ -93,6 +93,12 @@ def render(*parts: Any, **more: Any) -> str:
     return report.render(run_of(*parts, **more))
 
 
+def guarantee_of(report: str) -> str:
+    """Return the paragraphs below the title of report.md: the guarantee and its warnings."""
+    head = report.partition("\n## ")[0]
+    return "\n".join(line[2:] for line in head.splitlines() if line.startswith(">"))
+
+
 def stated(privacy: Any, **given: Any) -> dict[str, Any]:
     """Return what stands beside synthetic records of a run."""
     asked = {"run": "outputs/x", "task": "e2e", "retries": 2, "records": 3, "unparsed": None}

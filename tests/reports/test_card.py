@@ -60,7 +60,11 @@ def test_the_pipeline_and_the_library_follow_the_model(
 def test_the_card_states_the_guarantee_and_how_the_model_was_trained(tmp_path: Path) -> None:
     text = card(tmp_path).text
     assert "ε = 2.9900" in text and LEDGER.head in text and "Not covered" in text
-    assert "example: one example" in text and "| learning rate |" in text and "bibtex" in text
+    assert (
+        "| privacy unit | one example |" in text
+        and "| learning rate |" in text
+        and "bibtex" in text
+    )
 
 
 def test_the_card_names_no_folder_and_no_score_of_a_private_split(tmp_path: Path) -> None:
@@ -70,8 +74,8 @@ def test_the_card_names_no_folder_and_no_score_of_a_private_split(tmp_path: Path
     scores = {"bleu": 61.25, "public": False, "publish": True}
     written = card(tmp_path, **scores, model=model, task=task)
     assert written.data.datasets is None and written.data.eval_results is None
-    assert "/home/alice" not in written.content and "bleu" not in written.content
-    assert "alice/own" not in written.content and "# gpt2 on e2e" in written.text
+    assert "/home/alice" not in written.content and "bleu" not in written.content.lower()
+    assert "alice/own" not in written.content and "# gpt2 fine-tuned on E2E" in written.text
 
 
 def test_a_card_of_a_run_that_is_not_private_does_not_claim_privacy(tmp_path: Path) -> None:

@@ -39,18 +39,19 @@ def test_the_page_says_all_that_the_headline_rests_on(tmp_path: Path) -> None:
     """docs/dev/design.md, rule 6."""
     curve = {"steps": [1, 4], "epsilons": [0.5, 3.0], "accountants": ["prv"] * 2}
     text = page(tmp_path, reference=REFERENCE, privacy={"epsilon_curve": curve})
-    headline = text.partition("<body>")[2].partition("<h1>")[0]
+    headline = text.partition("<blockquote>")[2].partition("</blockquote>")[0]
     for part in (
-        *("ε = 2.9900", "δ = 0.001", "by prv (upper bound)", "add or remove one example"),
-        *("poisson sampling", "4 steps taken of 4 planned"),
+        *("ε = 2.9900", "δ = 0.001", "upper bound by prv", "adding or removing one example"),
+        *("Poisson sampling", "4 steps taken of 4 planned"),
     ):
         assert part in headline
-    assert "is right at most <strong>95." in headline
+    assert "is correct at most <strong>95." in headline
     assert "ChaCha20 (RFC 8439)" in text.partition("<h2>Mechanism</h2>")[2]
     assert "ChaCha20" not in text.partition("<h2>Mechanism</h2>")[0]
     for part in ("Mechanism", "Accountants", "Not covered", LEDGER.head):
         assert part in text
-    assert "<svg" in text.partition("<h2>Accountants</h2>")[2].partition("<h2>")[0]
+    scores = text.partition("<h2>Scores on E2E, test split</h2>")[2].partition("<h2>")[0]
+    assert re.search("<table>.*</table>\n<figure><svg", scores, re.DOTALL), "ε next to the scores"
     row = text.partition("<td>Paper: full</td>")[2].partition("</tr>")[0]
     assert re.findall(">([^<]+)</td>", row) == ["3", "61.5190"]
 
@@ -60,7 +61,8 @@ def test_the_page_is_the_report_rendered(tmp_path: Path) -> None:
     record = read(write_run(tmp_path / "run", reference=REFERENCE))
     text = html.unescape(re.sub("<[^>]*>", "", page_of(record)))
     place = 0
-    for word in re.findall(r"\w[\w.]+", re.sub(r"[*`#|\\-]", " ", render(record))):
+    report = re.sub(r"\]\(https://arxiv[^)]*\)", " ", render(record))
+    for word in re.findall(r"\w[\w.]+", re.sub(r"[*`#|\\-]", " ", report)):
         place = text.index(word, place)
 
 
@@ -69,8 +71,13 @@ def test_the_page_fetches_nothing_and_needs_no_script(tmp_path: Path) -> None:
     assert "<script" not in text and "<link" not in text and "@import" not in text
     assert "default-src 'none'" in text
     addresses = set(re.findall(r'(\S+)="(https?://[^"]*)"', text))
-    assert {name for name, _ in addresses} <= {"xmlns", "xmlns:xlink"}  # names, never fetched
-    assert all(value.startswith("#") for value in re.findall(r'href="([^"]*)"', text))
+    names = {"xmlns", "xmlns:xlink"}  # never fetched
+    assert {name for name, _ in addresses} <= {*names, "href"}
+    links = re.findall(r'<a href="([^"]*)"', text)
+    assert "https://arxiv.org/abs/1311.0776" in links
+    assert all(re.fullmatch(r"https://arxiv\.org/abs/[\d.]+", link) for link in links)
+    others = re.findall(r'(?<!<a )href="([^"]*)"', text)
+    assert all(value.startswith("#") for value in others)
 
 
 def test_names_reasons_and_paths_are_escaped_everywhere(tmp_path: Path) -> None:
@@ -101,7 +108,7 @@ def test_names_reasons_and_paths_are_escaped_everywhere(tmp_path: Path) -> None:
 def test_scores_of_a_private_split_are_marked(tmp_path: Path) -> None:
     marks = {"public": False, "publish": True, "bleu": 60.4321}
     text = page(tmp_path, **marks, reference=REFERENCE)
-    mention = "computed on private held-out records, not covered by epsilon"
+    mention = "computed on private held-out records, not covered by ε"
     assert text.count(mention) == 1 and "split test (private, not covered by ε, two digits)" in text
     assert ">60</td>" in text and "60.4" not in text and "630" not in text
     text = page(tmp_path / "hidden", public=False, reference=REFERENCE)
@@ -149,7 +156,8 @@ def test_the_plot_of_epsilon_says_whose_bounds_it_shows_and_draws_none_below_the
     monkeypatch.setattr(pages, "draw_svg", lambda draw, **_: draw(axes))
     epsilon_plot.__wrapped__(privacy_of(record))  # Not as tests/conftest.py remembers it.
     line = axes.lines[0]
-    assert line.get_label() == "upper bound after so many steps (prv, rdp)"
+    assert line.get_label() == "upper bound (prv, rdp)"
+    assert line.get_color() != axes.lines[1].get_color(), "the mark of the run"
     assert line.get_drawstyle() == "steps-pre"
     assert line.get_xydata().tolist() == [[0, 0], [1, 0.5], [4, record["epsilon"]]]
 
@@ -166,13 +174,13 @@ def with_texts(folder: Path, *, public: bool = True) -> str:
 
 
 def test_a_public_split_shows_what_the_model_wrote_before_and_after(tmp_path: Path) -> None:
-    text = with_texts(tmp_path).partition("What the model wrote")[2]
-    shown = re.findall(r"<p>(\S[^:]*):</p>\n<pre><code>(.*?)\n</code></pre>", text)
+    text = with_texts(tmp_path).partition("Model outputs for")[2]
+    shown = re.findall(r"<p>(\S[^:]*):</p>\n<pre><code>(.*?)\n?</code></pre>", text)
     assert shown[:4] == [
         ("Input", "name[A]"),
         ("Before", "the the"),
-        ("After", "&lt;script&gt;alert(1)&lt;/script&gt;"),
-        ("A right answer", "A is &lt;b&gt;fine&lt;/b&gt;."),
+        ("After", "<mark>&lt;script&gt;alert(1)&lt;/script&gt;</mark>"),
+        ("Reference", "A is &lt;b&gt;fine&lt;/b&gt;."),
     ]
 
 
@@ -180,12 +188,12 @@ def test_trust_rule_8_texts_of_a_split_that_is_private_at_any_stage_are_not_show
     tmp_path: Path,
 ) -> None:
     text = with_texts(tmp_path, public=False)
-    assert "What the model wrote" not in text and "the the" not in text
+    assert "Model outputs for" not in text and "the the" not in text
 
 
 def test_each_known_metric_is_explained(tmp_path: Path) -> None:
     scores = {"metrics": {"bleu": 60.5321, "perplexity": 1234.5, "mean_length": 21.3, "own": 1.0}}
-    text = page(tmp_path, scores=scores).partition("What the metrics are")[2].partition("<h2>")[0]
-    assert "<strong>bleu</strong>, higher is better: Corpus BLEU, mteval-13a tokens" in text
-    assert "<strong>perplexity</strong>, lower is better: " in text
-    assert "<strong>mean_length</strong>: " in text and "own" not in text
+    text = page(tmp_path, scores=scores).partition("<h2>Metrics</h2>")[2].partition("<h2>")[0]
+    assert "<strong>BLEU ↑</strong> (higher is better): Corpus BLEU, mteval-13a tokens" in text
+    assert "<strong>Perplexity ↓</strong> (lower is better): " in text
+    assert "<strong>Mean length</strong>: " in text and "own" not in text

@@ -15,6 +15,7 @@ from dpft.reports.privacy_record import (
     selection_of,
 )
 from dpft.reports.privacy_sentences import (
+    NO_MIXING,
     is_another_mechanism,
     network_sentences,
     one_run_rows,
@@ -22,7 +23,7 @@ from dpft.reports.privacy_sentences import (
 )
 from dpft.strict_model import as_json, parse
 from tests.reports.folders import EXPORTED, read, write_run
-from tests.reports.plain import privacy_of, render
+from tests.reports.plain import guarantee_of, privacy_of, render
 from tests.reports.test_privacy_record import record as recorded
 from tests.reports.test_report import BOTH, CONFIG, non_private, private
 
@@ -92,14 +93,16 @@ def audited(**changes: Any) -> dict[str, Any]:
 
 
 def test_steps_held_against_canaries_are_marked_whether_or_not_it_was_audited() -> None:
-    said = "White box: each step's noisy gradient was held against every canary's own"
+    said = (
+        "White box: the noisy gradient of each step was compared with the gradient of every canary"
+    )
     assert said in render(WATCHED, private(), BOTH)
     assert said not in render(UNWATCHED, private(), BOTH)
     assert said not in render(CONFIG, private(), BOTH)
 
 
 def test_canaries_in_a_run_without_privacy_are_marked() -> None:
-    said = "Warning: canaries of audits are among the records of this run, which is not private"
+    said = "Warning: the records of this run include canaries of audits, but the run is not private"
     assert said in render(UNWATCHED, non_private(), BOTH)
     assert said not in render(CONFIG, non_private(), BOTH)
     assert said not in render(UNWATCHED, private(), BOTH)
@@ -109,14 +112,15 @@ def test_canaries_in_a_run_without_privacy_are_marked() -> None:
     ("changes", "says"),
     [
         ({}, "**THE GUARANTEE IS CONTRADICTED: an audit found"),
-        ({"epsilon_lower": 1.0, "other_mechanism": True}, "**NOT THIS MECHANISM: an audit found"),
+        ({"epsilon_lower": 1.0, "other_mechanism": True}, "**NOT THIS MECHANISM: an audit identified"),
     ],
 )
 def test_what_contradicts_the_guarantee_leads_the_report_and_travels_with_the_model(
     tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
     privacy = audited(**changes)
-    assert render(CONFIG, privacy, BOTH).startswith(says)
+    report = render(CONFIG, privacy, BOTH)
+    assert guarantee_of(report).startswith(says) and "How to quote" not in report
     run = write_run(tmp_path / "run", privacy=privacy)
     card = render_card(read(run), EXPORTED, run)
     assert card.index(says) < card.index("-differentially private")
@@ -139,11 +143,11 @@ def test_what_a_verdict_on_the_mechanism_assumes_is_said_where_it_rests_on_that(
         {**short, "other_mechanism": True, "assumes_no_mixing": True},
         {**short, "other_mechanism": others, "assumes_no_mixing": False},
     ]
-    said = "by chance, if what is seen of one canary tells nothing of another's coin"
+    said = f"%, {NO_MIXING}"
     alarm = is_another_mechanism(parse(found(other_mechanism=True, views=views), GuessesInShort))
     assert alarm is not None and (said in alarm) is not others
     row = one_run_rows(parse(found(assumes_no_mixing=True), GuessesInShort))[-1]
-    assert row[1] == "yes (p = 0.5, if what is seen of one canary tells nothing of another's coin)"
+    assert row[1] == f"yes (p = 0.5, {NO_MIXING})"
 
 
 SPACE = {"train.learning_rate": (0.1, 0.2)}
@@ -164,8 +168,8 @@ def test_the_record_says_how_the_choice_was_made() -> None:
 
 def test_the_report_leads_with_the_bound_and_says_what_it_covers() -> None:
     report = render(CONFIG, selected(), BOTH)
-    assert report.startswith("**(ε = 2.9877, ")
-    assert f"by {ACCOUNTANT} (upper bound)" in report.splitlines()[0]
-    assert "best of a secret random number of runs, of 10 in expectation (eta 1, gamma" in report
-    assert "how long the search took, which tells how many there were" in report
+    (first, *_) = guarantee_of(report).splitlines()
+    assert first.startswith("**(ε = 2.9877, ") and f"upper bound by {ACCOUNTANT}" in first
+    assert "best of a secret random number of runs, 10 in expectation (eta 1, gamma" in report
+    assert "duration of the search, which reveals the number of runs" in report
     assert "secret random number" not in render(CONFIG, private(), BOTH)

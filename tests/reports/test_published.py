@@ -28,8 +28,8 @@ def test_a_run_of_a_cell_shows_it_with_its_settings_and_those_that_are_not_the_p
     assert (epsilon, values) == ("3", [20.5])
     assert name == (
         "Paper, Figure 1: full, E2E test (values of train.expected_batch_size"
-        f" {NOT_THE_PAPERS}), gpt2; at this run's train.learning_rate 0.001,"
-        " train.expected_batch_size 128"
+        f" {NOT_THE_PAPERS}), gpt2; with the same train.learning_rate 0.001,"
+        " train.expected_batch_size 128 as this run"
     )
 
 
@@ -46,9 +46,9 @@ def test_inherited_rows_of_a_map_s_run_are_of_their_table_s_own_settings() -> No
     config = {**run_config(1e-3, 64), "reference": [ROW]}
     (cell, _, _), (table, _, _) = published(config)
     assert "Figure 1" in cell
-    assert table == "Paper, Table 7: full; at its table's own settings"
+    assert table == "Paper, Table 7: full; with the settings of its table"
     assert published({**CONFIG, "reference": [ROW]})[0][0] == "Paper, Table 7: full"
-    assert "Where a row names no settings, they are its table's own" in render(
+    assert "A row without settings has those of its table" in render(
         {**CONFIG, "reference": [ROW]}, private(), BOTH
     )
 
@@ -56,9 +56,11 @@ def test_inherited_rows_of_a_map_s_run_are_of_their_table_s_own_settings() -> No
 def test_a_row_with_settings_says_whether_they_are_the_runs() -> None:
     row = {**ROW, "settings": {"train.learning_rate": 2e-3}}
     config = {**CONFIG, "reference": [row]}
-    assert published(config)[0][0].endswith("full; at this run's train.learning_rate 0.002")
+    assert published(config)[0][0].endswith(
+        "full; with the same train.learning_rate 0.002 as this run"
+    )
     other = {**config, "train": {**CONFIG["train"], "learning_rate": 1e-3}}
-    name = "full; at train.learning_rate 0.002, of which this run has another train.learning_rate"
+    name = "with train.learning_rate 0.002 (this run has a different train.learning_rate)"
     assert published(other)[0][0].endswith(name)
 
 

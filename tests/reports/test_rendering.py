@@ -76,7 +76,8 @@ def test_two_figures_of_a_page_share_no_name_of_an_element(drawn: Markup) -> Non
 
 CRAFTED = (
     f"{EVIL} <img src=http://x/y onerror=alert(1)> ![a](http://x/y.png) [b](javascript:alert(1))"
-    " [c](http://x) <http://x> [d]\n\n[d]: http://x\n"
+    " [c](http://x) [e](https://arxiv.org.evil/abs/1) [f](https://arxiv.org/abs/1234.5678/../x)"
+    " <http://x> [d]\n\n[d]: http://x\n"
 )
 """What a model may write."""
 
@@ -96,3 +97,32 @@ def test_plots_follow_their_heading_or_the_whole_report(drawn: Markup) -> None:
     assert after.startswith("<figure><svg") or after.startswith("\n<figure><svg")
     assert page.partition("<h2>Second</h2>")[2].count("<svg") == 1
     assert "<h2>New</h2>\n<figure><svg" in page
+
+
+def test_a_citation_links_to_arxiv_and_nowhere_else() -> None:
+    cited = line("Kairouz et al. 2015, arXiv 1311.0776")
+    assert cited.endswith("[arXiv 1311.0776](https://arxiv.org/abs/1311.0776)")
+    page = render_page("t", f"# T\n\n{cited} [b](https://x.org) [c](https://arxiv.org/pdf/1)\n")
+    assert re.findall(r'<a href="([^"]*)">([^<]*)</a>', page) == [
+        ("https://arxiv.org/abs/1311.0776", "arXiv 1311.0776")
+    ]
+
+
+def test_figures_are_next_to_the_first_table_of_their_section(drawn: Markup) -> None:
+    page = render_page("t", "# T\n\n## S\n\none\n\n| a |\n|---|\n| b |\n\ntwo\n", {"S": [drawn]})
+    section = page.partition("<h2>S</h2>")[2]
+    places = [section.index(part) for part in ("one", "beside", "<table>", "<svg", "</div>", "two")]
+    assert places == sorted(places)
+
+
+def test_sections_of_level_4_are_folded() -> None:
+    page = render_page("t", "# T\n\n#### More <b>\n\ntext\n\n## Next\n")
+    folded = page.partition("<details>")[2].partition("</details>")[0]
+    assert "<summary>More &lt;b&gt;</summary>" in folded and "<p>text</p>" in folded
+
+
+def test_only_the_differences_after_training_are_marked() -> None:
+    samples = "Before:\n\n    The inn is old.\n\nAfter:\n\n    The <b>inn</b> is new.\n"
+    page = render_page("t", f"# T\n\n{samples}\nAfter:\n\n    alone\n")
+    assert "The <mark>&lt;b&gt;</mark>inn" in page and "is <mark>new</mark>." in page
+    assert page.count("<mark>") == 3 and "<code>alone" in page

@@ -23,7 +23,14 @@ from dpft.reports.run_record import (
 )
 from dpft.reports.sections import HEAD_COMMAND
 from dpft.strict_model import parse
-from tests.reports.plain import DECODE, WITH_TOKENIZER, render, stated, whole_config
+from tests.reports.plain import (
+    DECODE,
+    WITH_TOKENIZER,
+    guarantee_of,
+    render,
+    stated,
+    whole_config,
+)
 from tests.reports.test_privacy_record import (
     LEDGER,
     SIZES,
@@ -35,7 +42,7 @@ from tests.reports.test_privacy_record import (
 )
 from tests.reports.test_privacy_record import record as private
 
-ROOM = ", of which 0.01% is left for the rounding of the sum"
+ROOM = ", of which 0.01% is reserved for the rounding of the sum"
 """Of an expected batch of 10."""
 CONFIG = {
     "model": {"name": "tiny", "path": None},
@@ -112,27 +119,54 @@ def test_every_table_is_well_formed(kind: str) -> None:
         assert {cells(line) for line in lines} == {cells(lines[0])}
 
 
-def test_the_first_line_is_the_whole_promise() -> None:
-    first = render(*KINDS["private"]).splitlines()[0]
+def test_the_guarantee_below_the_title_states_all_that_it_depends_on() -> None:
+    first = guarantee_of(render(*KINDS["private"])).splitlines()[0]
     for part in (
         "ε = 2.9900",
         "δ = 0.001",
-        "by prv (upper bound)",
-        "add or remove one example",
-        "poisson sampling",
+        "upper bound by prv",
+        "adding or removing one example",
+        "Poisson sampling",
         "4 steps taken of 4 planned",
     ):
         assert part in first
 
 
 @pytest.mark.parametrize("kind", ["seeded", "not private", "clipped", "clipped in two phases"])
-def test_a_run_that_is_not_private_says_so_in_the_first_line(kind: str) -> None:
-    assert render(*KINDS[kind]).startswith("**NOT PRIVATE")
+def test_a_run_that_is_not_private_says_so_below_the_title_and_quotes_nothing(kind: str) -> None:
+    report = render(*KINDS[kind])
+    assert guarantee_of(report).startswith("**NOT PRIVATE")
+    assert "How to quote" not in report
+
+
+UNITS = "all records with one value of customer, of which at most 2 are trained on"
+
+
+@pytest.mark.parametrize(
+    "unit", ["one pair of a meaning and a sentence; equal pairs are records apart", UNITS]
+)
+def test_the_result_can_be_quoted_in_one_sentence(unit: str) -> None:
+    report = render(CONFIG, private(unit_definition=unit), BOTH)
+    assert report.startswith("# tiny fine-tuned on E2E\n\nData: e2e")
+    assert f"| privacy unit | {unit} |" in report
+    quote = report.partition("## How to quote this result\n\n    ")[2].partition("\n")[0]
+    whole = unit.partition(";")[0]
+    assert quote == (
+        "tiny fine-tuned on E2E is (ε = 2.9900, δ = 0.001)-differentially private for adding or"
+        f" removing {whole} (upper bound by prv; ledger head {LEDGER.head})."
+    )
+
+
+def test_a_quote_with_a_private_tokenizer_has_the_cost_of_both() -> None:
+    report = render(CONFIG, {**private(), "with_tokenizer": WITH_TOKENIZER}, BOTH)
+    quote = report.partition("## How to quote this result\n\n    ")[2].partition("\n")[0]
+    assert "(ε = 4.2500, δ = 2e-05)" in quote and "including the tokenizer" in quote
+    assert LEDGER.head in quote and WITH_TOKENIZER["tokenizer"]["ledger"]["head"] in quote
 
 
 def test_a_run_that_clips_without_noise_says_so_and_nothing_of_epsilon() -> None:
     report = render(*KINDS["clipped"])
-    first = report.splitlines()[0]
+    first = guarantee_of(report).splitlines()[0]
     assert "clipped (`privacy.max_grad_norm=0.1`), and no noise was added.**" in first
     assert f"| clipping | flat, max_grad_norm 0.1, sensitivity 0.1{ROOM} |" in report
     assert "| noise | none |" in report and "| sampler | poisson |" in report
@@ -142,7 +176,7 @@ def test_a_run_that_clips_without_noise_says_so_and_nothing_of_epsilon() -> None
 
 def test_a_seeded_run_claims_no_cover() -> None:
     report = render(*KINDS["seeded"])
-    assert "reproducible" in report.splitlines()[0]
+    assert "reproducible" in guarantee_of(report).splitlines()[0]
     assert "Nothing is covered" in report and "- Covered:" not in report
     assert "predictable" in report and NOISE_SOURCE not in report and DROPOUT_SOURCE not in report
 
@@ -156,7 +190,7 @@ def test_the_noise_source_and_the_ledger_are_told() -> None:
     assert f"| noise source | {NOISE_SOURCE} |" in report
     assert f"| dropout | {DROPOUT_SOURCE} |" in report
     assert f"5 lines, head `{LEDGER.head}`" in report
-    assert "100 (privacy.num_examples); ε does not hide it" in report
+    assert "100 (privacy.num_examples); ε does not hide this number" in report
     assert NOISE_SOURCE not in report.partition("## Mechanism")[0], "a detail"
 
 
@@ -166,7 +200,7 @@ def test_trust_rule_6_epsilons_are_rounded_up_and_gdp_is_no_bound() -> None:
     report = render(CONFIG, record, [])
     assert "ε = 2.9900" in report
     assert "| prv | 2.0001 | upper bound; estimate 2.0000 |" in report
-    assert "| gdp | 1.0000 | estimate, no guarantee |" in report
+    assert "| gdp | 1.0000 | estimate, not a bound |" in report
 
 
 def test_a_failed_accountant_is_a_row_that_says_why() -> None:
@@ -174,9 +208,9 @@ def test_a_failed_accountant_is_a_row_that_says_why() -> None:
     assert "| pld | – | not computed: too long \\| wide |" in render(CONFIG, record, [])
 
 
-def test_warnings_and_shown_losses_stand_before_the_first_heading() -> None:
-    head = render(*KINDS["weak"]).partition("\n# ")[0]
-    assert "Warning: delta = 0.5 is above 1/num_examples" in head
+def test_warnings_and_shown_losses_follow_the_guarantee() -> None:
+    head = guarantee_of(render(*KINDS["weak"]))
+    assert "Warning: δ = 0.5 is above 1/num_examples" in head
     assert "privacy.show_diagnostics=true" in head
 
 
@@ -187,31 +221,29 @@ def test_half_precision_is_named_with_what_it_does_to_the_sensitivity() -> None:
 
 
 def test_the_report_says_that_epsilon_does_not_cover_how_long_steps_took() -> None:
-    said = "Not covered: how long steps took, since a step that drew more records takes longer. To"
-    blurred = "blur this, the run showed its progress once in ten steps, or less often."
-    assert f"{said} {blurred}" in render(CONFIG, private(), [])
+    assert "Not covered: the duration of steps" in render(CONFIG, private(), [])
 
 
 def test_scores_of_a_private_split_are_marked_beside_them_and_as_not_covered() -> None:
     whole = entry("after", 12.3456).marked(False)
     report = render(CONFIG, private(), [shown(whole, rounded=True)])
-    mention = "computed on private held-out records, not covered by epsilon"
+    mention = "computed on private held-out records, not covered by ε"
     assert report.count(mention) == 1 and report.count("eval.publish_private_scores=true") == 2
-    assert "| bleu | 12 |" in report and "distinct inputs" not in report
+    assert "| BLEU ↑ | 12 |" in report and "Distinct inputs" not in report
     assert mention not in render(*KINDS["private"])
 
 
 def test_trust_rule_8_a_report_says_of_a_private_split_that_its_scores_are_in_private() -> None:
     both = [entry(stage, 12.3456).marked(False) for stage in ("before", "after")]
     report = render(CONFIG, private(), both)
-    assert "12.3" not in report and "630" not in report and "bleu" not in report
-    assert "Computed before and after fine-tuning on private records" in report
+    assert "12.3" not in report and "630" not in report and "bleu" not in report.lower()
+    assert "The scores before and after fine-tuning are those of private records" in report
     assert "`private/metrics.json`" in report and "`private/report.md`" in report
 
 
 def test_the_report_says_that_records_or_units_were_held_out() -> None:
     config = HELD_OUT
-    row = "| held out | each {} with probability 0.2, by a secret key: scored, not trained on |"
+    row = "| held out | each {} with probability 0.2, chosen by a secret key; scored, but not used"
     assert row.format("record") in render(config, private(), BOTH)
     assert row.format("unit") in render(config, private(unit="customer_id"), BOTH)
     assert "held out |" not in render(CONFIG, private(), BOTH)
@@ -220,16 +252,16 @@ def test_the_report_says_that_records_or_units_were_held_out() -> None:
 def test_splits_have_tables_of_their_own_and_say_how_much_was_scored() -> None:
     other = entry("after", 5.0, split="validation", examples=9)
     report = render(CONFIG, private(), [BOTH[1], other, BOTH[0]])
-    assert "| bleu | 10.0000 | 60.5000 |" in report
-    assert "| bleu | 5.0000 |" in report
-    assert "| distinct inputs scored | 630 | 630 |" in report
-    assert "## Scores on e2e, split validation" in report
+    assert "| BLEU ↑ | 10.0000 | 60.5000 |" in report
+    assert "| BLEU ↑ | 5.0000 |" in report
+    assert "| Distinct inputs | 630 | 630 |" in report
+    assert "## Scores on E2E, validation split" in report
 
 
 def test_a_metric_without_a_value_says_why() -> None:
     missing = entry("after", 5.0, metrics={}, not_computed={"bleu": "no texts"})
     report = render(CONFIG, private(), [BOTH[0], missing])
-    assert "| bleu | 10.0000 | – |" in report
+    assert "| BLEU ↑ | 10.0000 | – |" in report
     assert "\nNot computed: bleu after fine-tuning (no texts).\n" in report
 
 
@@ -237,7 +269,7 @@ def test_where_nothing_was_scored_no_score_is_called_private() -> None:
     why = {"bleu": "one file"}
     nothing = entry("after", 0.0, metrics={}, examples=0, not_computed=why).marked(False)
     report = render(CONFIG, private(), [nothing])
-    assert "not covered by epsilon" not in report and "| metric |" not in report
+    assert "not covered by ε" not in report and "| metric |" not in report
     assert "\nNot computed: bleu (one file).\n" in report
 
 
@@ -271,7 +303,7 @@ def test_the_reports_sentence_on_the_head_computes_it(tmp_path: Path) -> None:
 
 def test_a_model_from_a_folder_is_called_by_it() -> None:
     folder = {**CONFIG, "model": {"name": "gpt2", "path": "models/mine"}}
-    assert "# mine on e2e (" in render(folder, private(), BOTH)
+    assert "# mine fine-tuned on E2E\n" in render(folder, private(), BOTH)
 
 
 def test_an_evaluation_replaces_the_one_of_the_same_task_split_and_stage(tmp_path: Path) -> None:
@@ -313,7 +345,7 @@ def test_the_report_is_written_from_the_folders_files_alone(tmp_path: Path) -> N
     first = (tmp_path / "report.md").read_text()
     write_report(tmp_path, read_privacy(tmp_path / "privacy.json"))
     assert (tmp_path / "report.md").read_text() == first
-    assert "| bleu | 2.0000 |" in first
+    assert "| BLEU ↑ | 2.0000 |" in first
 
 
 def test_the_report_lists_what_each_phase_clips_with() -> None:
@@ -322,7 +354,7 @@ def test_the_report_lists_what_each_phase_clips_with() -> None:
     )
     report = render(*KINDS["two phases"])
     for line in (
-        "| learning rate | 0.002, schedule constant; that of phase 1 |",
+        "| learning rate | 0.002, schedule constant (phase 1) |",
         f"| clipping in phase 1, full, 1 steps | flat, max_grad_norm 0.1, sensitivity 0.1{ROOM} |",
         "| clipping in phase 2, bitfit, 3 steps |"
         f" flat, max_grad_norm 0.5, sensitivity 0.5{ROOM} |",

@@ -1,11 +1,25 @@
-"""The generated pages of the reference, made of the code and of conf/ when the site is built.
+"""The generated pages of the reference, made from the code and conf/ when the site is built.
 
-``pages()`` returns the Markdown of each, and the JSON schemas that they link to; nothing of it is
-kept as a file. What a key is for comes from the text below its field, what it takes from its type,
-and its range from what the code itself says when it refuses a value, so that no page can differ
-from the code.
+``pages`` returns the Markdown of each page and the JSON Schemas that they link to. None of them is
+stored as a file, so no page can differ from the code.
 """
 
-from docs.tools.reference.pages import pages
+from docs.tools.reference.commands import commands_page
+from docs.tools.reference.configuration import configuration_page
+from docs.tools.reference.files import files_page
+from docs.tools.reference.forms import SUFFIX, names, schema_text
+from docs.tools.reference.recipes import recipes_page
+
+
+def pages() -> dict[str, str]:
+    """Return every generated page and JSON Schema by its path below docs/."""
+    schemas = {f"reference/schemas/{name}{SUFFIX}": schema_text(name) for name in names()}
+    return schemas | {
+        "reference/commands.md": commands_page(),
+        "reference/configuration.md": configuration_page(),
+        "reference/recipes.md": recipes_page(),
+        "reference/files.md": files_page(),
+    }
+
 
 __all__ = ["pages"]

@@ -1,131 +1,85 @@
-"""A page for each command: what it does, its groups and every key that it takes."""
+"""The page of the commands: introduction, examples, groups and keys of each."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
-from docs.tools.reference.groups import groups
-from docs.tools.reference.key_tables import key_table
-from docs.tools.reference.keys import DocumentedKey, composed, keys_of_command, keys_of_group
-from docs.tools.reference.markup import code, commands, head
-from docs.tools.reference.words import COMMANDS, SECTIONS
-from dpft.config.load import config_directory
+from docs.tools.reference.keys import (
+    composed,
+    key_table,
+    keys_of_command,
+    keys_of_group,
+    option_keys,
+    value_text,
+)
+from docs.tools.reference.markup import code, commands, head, prose, table
+from docs.tools.reference.words import COMMANDS, GROUPS
+from dpft.cli.main import SUBCOMMANDS
+from dpft.config.help_text import FLAGS
 
-OF_TRAIN = ("plan", "tune")
-"""Commands that take all that ``dpft train`` takes."""
+INTRO = """
+This page lists every command with its arguments. Call a command as
+`dpft COMMAND GROUP=OPTION KEY=VALUE`. `GROUP=OPTION` selects a file of settings, and `KEY=VALUE`
+changes one setting; `null` means no value. Quote arguments that contain brackets or spaces. The
+[configuration](configuration.md) lists the keys of each group. With `output=json`, a command prints
+one [JSON object](files.md#json-output-of-commands). Each command ends with an
+[exit code](files.md#exit-codes).
+"""
+LIKE_TRAIN = ("plan", "tune")
+"""Commands that take every key of ``dpft train``."""
 
 
-def command_page(name: str) -> str:
-    """Returns the page of a command."""
-    words = COMMANDS[name]
-    sources = [f"dpft/cli/{name}.py", f"conf/{name}.yaml"]
+def commands_page() -> str:
+    """Return the page of the commands."""
+    flags = [(code(flag), prose(text)) for flag, text in FLAGS]
     parts = [
-        head(f"dpft {name}", sources, words.intro),
-        *commands(words.examples),
-        *_groups(name),
-        *_keys(name),
-        f"See [flags](../index.md#flags), [exit codes](../exit-codes.md){_answer(name)}.\n",
+        head("Commands", ["dpft/cli/", "conf/*.yaml"], INTRO),
+        "## Flags\n\nEvery command takes these flags.\n",
+        table(("Flag", "Description"), flags),
     ]
+    for name in SUBCOMMANDS:
+        intro, examples = COMMANDS[name]
+        parts += [f"## dpft {name}\n", f"{intro.strip()}\n", *commands(examples), *_keys(name)]
     return "\n".join(parts)
 
 
-def _answer(name: str) -> str:
-    if not any(key.name == "output" for key in keys_of_command(name)):
-        return ""
-    return " and [answers of output=json](../answers.md)"
-
-
-def _groups(name: str) -> Iterator[str]:
-    """Yields the groups that a command composes, each by its default, if there are any."""
-    links = []
-    if name in OF_TRAIN:
-        return
-    for group, taken in composed(name).choices.items():
-        if group == "experiment":
-            links.append("[`experiment`](../recipes.md), none")
-        elif Path(config_directory(), group).is_dir():
-            default = code(f"{group}={'none' if taken is None else taken}")
-            keys = "#keys" if keys_of_group(group) else ""
-            links.append(f"[{default}](../groups/{group}.md{keys})")
-    if links:
-        yield f"## Groups\n\nBy default {', '.join(links)}.\n"
-
-
 def _keys(name: str) -> Iterator[str]:
-    """Yields where a command's keys are described: its own here, a group's on the group's page."""
-    keys = list(keys_of_command(name))
-    yield "## Keys\n"
-    if name in OF_TRAIN:
-        known = {key.name for key in keys_of_command("train")}
-        keys = [key for key in keys if key.name not in known]
-        yield (
-            "All keys of [dpft train](train.md#keys) are keys of this command, too, with the same"
-            f" meaning.{_other_defaults(name)} These are its own:\n"
-        )
-    own = [key for key in keys if not key.section]
-    if own:
-        yield "### Of the command itself\n"
-        yield key_table(own)
-    whole = []
-    for section in dict.fromkeys(key.section for key in keys if key.section):
-        there = [key for key in keys if key.section == section]
-        described = _described(section)
-        new = [key for key in there if described.get(key.name) != key.text]
-        elsewhere = _elsewhere(section, [key for key in there if key not in new], new)
-        if elsewhere.startswith("["):
-            whole.append(elsewhere)
-            continue
-        yield f"### {section}\n"
-        yield f"{SECTIONS['canaries' if (name, section) == ('train', 'audit') else section]}\n"
-        if new:
-            yield key_table(new, section)
-        if elsewhere:
-            yield f"{elsewhere}\n"
-    with_keys = [group for group in composed(name).choices if group in groups()]
-    if len(whole) == sum(bool(keys_of_group(group)) for group in with_keys):
-        yield "### Of groups\n\nAll keys of the groups above.\n"
-    elif whole:
-        yield f"### Of groups\n\nAll keys of {', '.join(whole)}.\n"
-
-
-def _described(group: str) -> dict[str, str]:
-    """Returns the keys of a group's page and what it says of them; none where there is no page."""
-    return {key.name: key.text for key in keys_of_group(group)} if group in groups() else {}
-
-
-def _elsewhere(group: str, keys: Sequence[DocumentedKey], new: Sequence[DocumentedKey]) -> str:
-    """Returns which keys a command takes that are described on the page of their group.
-
-    Where it takes all of them as they are, that is the link alone.
-    """
-    if not keys:
-        return ""
-    of_group = {key.name: key for key in keys_of_group(group)}
-    page = f"[{group}](../groups/{group}.md#keys)"
-    others = [
+    """Yield the groups of a command and its own keys."""
+    keys, choices = keys_of_command(name), composed(name).choices
+    of_train: set[str] = set()
+    if name in LIKE_TRAIN:
+        of_train = {key.name for key in keys_of_command("train")}
+        yield "This command takes every key of [dpft train](#dpft-train).\n"
+    groups = {
+        group: option
+        for group, option in choices.items()
+        if group in GROUPS and not (of_train and group in composed("train").choices)
+    }
+    links = [f"[{code(f'{group}={option}')}]({_page(group)})" for group, option in groups.items()]
+    if links:
+        yield f"Groups and their default options: {', '.join(links)}.\n"
+    if "experiment" in choices and not of_train:
+        yield "`experiment=NAME` selects a [recipe](recipes.md).\n"
+    documented = {(key.name, key.text) for group in GROUPS for key in keys_of_group(group)}
+    shared = [key for key in keys if (key.name, key.text) in documented]
+    single = [key for key in shared if key.section not in choices]
+    if single and not of_train:
+        names = ", ".join(f"[{code(key.name)}]({_page(key.name)})" for key in single)
+        yield f"Keys of other groups: {names}.\n"
+    defaults = [
         code(f"{key.name}={key.default}")
-        for key in keys
-        if (key.default, key.varies) != (of_group[key.name].default, of_group[key.name].varies)
+        for key in shared
+        if key.section in choices and key.default != _default(key.name, choices[key.section])
     ]
-    default = f" Another default has {', '.join(others)}." if others else ""
-    taken = [key.name for key in keys]
-    left = [name for name in of_group if name not in {*taken, *(key.name for key in new)}]
-    if not left and not default and not new:
-        return page
-    if len(left) < len(taken):
-        but = f" but {', '.join(map(code, left))}" if left else ""
-        return f"All {'other ' if new else ''}keys of {page}{but}.{default}"
-    return f"Of the keys of {page} these: {', '.join(map(code, taken))}.{default}"
+    if defaults:
+        yield f"Defaults that differ from the configuration: {', '.join(defaults)}.\n"
+    own = [key for key in keys if key not in shared and key.name not in of_train]
+    if own:
+        yield key_table(own, f"dpft-{name}-")
 
 
-def _other_defaults(name: str) -> str:
-    """Returns which keys of ``dpft train`` have another default here."""
-    theirs = {key.name: key for key in keys_of_command("train")}
-    others: list[DocumentedKey] = [
-        key
-        for key in keys_of_command(name)
-        if key.name in theirs and key.default != theirs[key.name].default
-    ]
-    if not others:
-        return ""
-    said = ", ".join(code(f"{key.name}={key.default}") for key in others)
-    return f" Another default has {said}."
+def _page(anchor: str) -> str:
+    return f"configuration.md#{anchor}"
+
+
+def _default(name: str, option: str | None) -> str:
+    """Return the value of a key in an option of its group."""
+    return value_text(option_keys(name.partition(".")[0])[option or ""][name])

@@ -1,115 +1,141 @@
-"""What each file of a run's folder is, by its name in dpft/run_folder.py, and its schema."""
+"""Descriptions of the files of a run, by their names in dpft/run_folder.py, and of exit codes."""
 
 PUBLIC: dict[str, tuple[str, str]] = {
-    "CONFIGURATION": ("The whole configuration of the run; `resume=` and `run=` read it.", ""),
-    "REPORT": ("The report: ε with everything it depends on, and the scores.", ""),
-    "PAGE": ("The same as a page to show, with plots.", ""),
-    "PRIVACY": ("What the run promises, for machines.", "privacy"),
+    "REPORT": ("The report: ε, everything that it depends on, and the scores.", ""),
+    "PAGE": ("The report as a web page with plots.", ""),
+    "PRIVACY": ("The privacy guarantee for programs.", "privacy"),
     "METRICS": (
-        "The scores, before and after training; of a private split, that they are in `private/`.",
+        "Scores before and after training. For a private split, only a note that they exist.",
         "metrics",
     ),
     "PROGRESS": (
-        "A line every ten steps: how long they took, ε so far, and scores of a public split by"
+        "A line for every ten steps: time, ε so far, and scores of a public split with"
         " `eval.every_steps` or `eval.every_epochs`.",
         "progress_line",
     ),
     "LEDGER": (
-        "A line that names the run, and one for each noisy step, on disk before a weight moved.",
+        "The plan of the run and one line per noisy step. `dpft account` computes ε from it.",
         "ledger_line",
     ),
+    "CONFIGURATION": ("The complete configuration. `resume=` and `run=` read it.", ""),
     "MODEL": ("The trained model with its tokenizer and a model card, as safetensors.", ""),
-    "HISTOGRAM": ("Of `dpft tokenizer`: the words that were kept, each with its noisy count.", ""),
-    "TOKENIZER": ("Of `dpft tokenizer`: the tokenizer that was made of them.", ""),
-    "SYNTHESIS": ("Of `dpft synthesize`: how it was asked for; its training is a run below.", ""),
-    "TRAINING": ("Of `dpft synthesize`: the folder of its training, a run of its own.", ""),
-    "TRACKING": ("With `tracking=`: event files.", ""),
-    "HYDRA": ("How the command was composed.", ""),
-    "OVERRIDES": ("The words of the command.", ""),
     "PREDICTIONS": (
-        "What the model wrote for each input of a public split; of a private one it is in"
+        "The output for each input of a public split. For a private split, the file is in"
         " `private/`.",
         "predictions_line",
     ),
-    "SAMPLES": ("Twenty inputs of a public split with outputs and references, to read.", ""),
-    "WRONG_IMAGES": ("Some images of a public split that were classed wrongly.", ""),
+    "SAMPLES": ("Twenty inputs of a public split with outputs and references.", ""),
+    "WRONG_IMAGES": ("Misclassified images of a public split.", ""),
     "GENERATED": (
-        "Synthetic records, and beside each file `NUMBER.privacy.json`, what they cost.",
+        "Synthetic records of `dpft generate`. `NUMBER.privacy.json` states their guarantee.",
         "generated_privacy",
     ),
-    "EXPORT": ("The model as a folder to hand on.", ""),
-    "AUDIT": ("Figures of audits that follow from canaries alone, which the report shows.", ""),
-    "SYNTHETIC_AUDIT": ("What may be released of an audit of synthetic records.", ""),
+    "EXPORT": ("The model as `dpft export` writes it.", ""),
+    "AUDIT": ("Results of audits that may be published.", ""),
+    "SYNTHETIC_AUDIT": ("The publishable results of an audit of synthetic records.", ""),
+    "TRACKING": ("Event files of `tracking=`.", ""),
+    "HYDRA": ("Files of Hydra: how the command was composed.", ""),
+    "OVERRIDES": ("The arguments of the command.", ""),
+    "HISTOGRAM": ("Words of a private vocabulary with their noisy counts.", ""),
+    "TOKENIZER": ("The tokenizer that `dpft tokenizer` built from them.", ""),
+    "SYNTHESIS": ("The configuration of a synthesis.", ""),
+    "TRAINING": ("The run folder of the training of a synthesis.", ""),
 }
 PRIVATE: dict[str, tuple[str, str]] = {
-    "PRIVATE_PAGE": ("Of `dpft synthesize`: its rows against real ones.", ""),
-    "LOCK": ("Held by the one process that writes the folder.", ""),
-    "JOURNAL": (
-        "The journal: each step with sums of its noisy gradient, by which a redone one is known.",
+    "PRIVATE_METRICS": ("Scores of private splits, and the number of evaluated inputs.", "metrics"),
+    "PRIVATE_REPORT": ("The same scores as text.", ""),
+    "PRIVATE_PROGRESS": (
+        "Lines that dpft adds to `progress.jsonl` at the next multiple of ten steps.",
+        "progress_line",
+    ),
+    "PRIVATE_PAGE": ("Comparison of synthetic rows with real rows.", ""),
+    "DATA_SUMMARY": (
+        "How many records were read, skipped, truncated, held out and used for training.",
         "",
     ),
     "DIAGNOSTICS": ("Losses, gradient norms, clipped shares and batch sizes of each step.", ""),
-    "BEGUN": ("The day and the versions with which the run was begun.", ""),
-    "PRIVATE_METRICS": ("The scores of private splits, and how many were scored.", "metrics"),
-    "PRIVATE_PROGRESS": (
-        "Lines that the next boundary of ten steps makes public.",
-        "progress_line",
+    "TRACEBACK": ("The complete traceback of a crash. It can quote records.", ""),
+    "CHECKPOINTS": (
+        "`step-NUMBER/` with the [files of a checkpoint](#files-of-a-checkpoint).",
+        "",
     ),
-    "PRIVATE_REPORT": ("The same, to read.", ""),
-    "DATA_SUMMARY": ("How many records were read, left out, cut, held out and trained on.", ""),
-    "EXACT_HISTOGRAM": ("The words of a vocabulary without privacy, as they were counted.", ""),
-    "FINGERPRINT": ("A keyed hash of the records, by which other records are refused.", ""),
-    "HELD_OUT_KEY": ("The key that says which records are held out.", ""),
-    "UNIT_KEY": ("The key that says which records of a large unit are trained on.", ""),
-    "AUDIT_KEY": ("The key of which canaries and their coins were made.", ""),
+    "JOURNAL": (
+        "One line per step with sums of its noisy gradient. A resumed run recognizes a repeated"
+        " step by them.",
+        "",
+    ),
+    "LOCK": ("Locked by the process that writes to the folder.", ""),
+    "BEGUN": ("The day and the package versions at the start of the run.", ""),
+    "FINGERPRINT": ("A keyed hash of the records. dpft rejects other records on resume.", ""),
+    "HELD_OUT_KEY": ("The secret key that selects the held-out records.", ""),
+    "UNIT_KEY": ("The secret key that selects the training records of a large unit.", ""),
+    "AUDIT_KEY": ("The secret key of the canaries and of their random inclusion.", ""),
+    "CANARIES": ("The canaries of the run, and which of them it was trained on.", ""),
+    "WHITE_BOX": (
+        "For each step, inner products of the noisy gradient with the gradients of the canaries.",
+        "",
+    ),
+    "PRIVATE_AUDIT": ("Results of audits, `NAME.json` and `NAME.html`.", "audit_one_run"),
+    "MEMORIZATION": ("The records that the model reproduced.", "audit_memorization"),
+    "PRIVATE_SYNTHETIC_AUDIT": ("Comparison of synthetic records with the training records.", ""),
     "REFERENCES": ("Log-probabilities of preference pairs under the reference model.", ""),
-    "WHITE_BOX": ("What each step's noisy gradient has of every canary's own.", ""),
-    "TRACEBACK": ("A crash in full; it may quote records.", ""),
-    "PRIVATE_AUDIT": (
-        "What audits found, `NAME.json` and `NAME.html`, compared with the records.",
-        "audit_one_run",
-    ),
-    "MEMORIZATION": ("What the model wrote of its records.", "audit_memorization"),
-    "PRIVATE_SYNTHETIC_AUDIT": ("What synthetic records hold of the run's own.", ""),
-    "CANARIES": ("The run's canaries, and which of them were trained on.", ""),
-    "BASE_MODEL": ("The model that a Python program gave as an object, and its tokenizer.", ""),
-    "CHECKPOINTS": ("`step-NUMBER/`: model, optimizer, state, and keys while there are any.", ""),
-    "TUNING": ("Of `dpft tune`: what was drawn, and every trial's own folder.", ""),
-    "TUNE_CONFIGURATION": ("Of `dpft tune`: the search's configuration.", ""),
-    "TRIALS": ("Of `dpft tune`: the trials that were drawn, and what came of them.", ""),
-    "EXIT_CODES": ("In a sweep's folder: how each of its jobs ended.", ""),
+    "BASE_MODEL": ("The model and tokenizer that a Python program passed as objects.", ""),
+    "EXACT_HISTOGRAM": ("Exact word counts of a vocabulary without privacy.", ""),
+    "TUNING": ("The trials of `dpft tune`, each with its own folder.", ""),
+    "TUNE_CONFIGURATION": ("The configuration of the search.", ""),
+    "TRIALS": ("The settings and the results of all trials.", ""),
+    "EXIT_CODES": ("In the folder of a sweep: the exit code of each run.", ""),
 }
 OF_SWEEPS: dict[str, tuple[str, str]] = {
-    "SWEEP_RECORD": ("Hydra's own record of the sweep.", ""),
+    "SWEEP_RECORD": ("Hydra's record of the sweep.", ""),
 }
 OF_CHECKPOINTS: dict[str, tuple[str, str]] = {
-    "WEIGHTS": ("The model; of a model in shards a file for each.", ""),
-    "OPTIMIZER": ("The optimizer's state, in the same way.", ""),
-    "STATE": ("What the run is bound to.", ""),
-    "KEYS": ("The run's secret keys; gone once the next checkpoint is whole.", ""),
-    "HISTORY": ("Noise of `mechanism=banded` that later noise takes back; gone with the keys.", ""),
+    "WEIGHTS": ("The model. A sharded model has one file per shard.", ""),
+    "OPTIMIZER": ("The state of the optimizer, in one file or one per shard.", ""),
+    "STATE": ("The plan and the progress that a resumed run must match.", ""),
+    "KEYS": ("The secret keys. dpft deletes them when the next checkpoint is complete.", ""),
+    "HISTORY": (
+        "The noise that `mechanism=banded` still needs. dpft deletes it with the keys.",
+        "",
+    ),
 }
+"""Descriptions of files, and the schemas of those that contain JSON."""
 NOT_FILES = {
     "PRIVATE",  # the folder itself
-    "TOKENIZER_CONFIG",  # within the tokenizer, which is described as a whole
+    "TOKENIZER_CONFIG",  # in the tokenizer's folder, which is described as a whole
     *("CHECKPOINT", "PARTIAL_CHECKPOINT", "CHECKPOINT_STATES"),  # patterns
-    *("TRIAL_SCORE", "TRIAL_LOG"),  # within trials, whose folders are described as a whole
+    *("TRIAL_SCORE", "TRIAL_LOG"),  # in the folders of trials, which are described as a whole
 }
-"""Names in dpft/run_folder.py that are no file of their own."""
-SCHEMA_GROUPS: dict[str, tuple[str, ...]] = {
-    "Files": (
-        *(
-            "privacy",
-            "tokenizer_privacy",
-            "metrics",
-            "progress_line",
-            "predictions_line",
-            "ledger_line",
-        ),
-        "generated_privacy",
-        *("audit_one_run", "audit_exposure", "audit_membership", "audit_memorization"),
-        *("audit_synthetic", "synthesis", "synthesis_measures"),
+"""Names in dpft/run_folder.py that are not files of their own."""
+
+EXIT_CODES: dict[int, tuple[str, str]] = {
+    0: ("Success.", "None."),
+    1: (
+        "The command failed while it ran, for example because of a full disk, a failed self-check"
+        " or weights that are not finite. `dpft doctor` uses it if dpft cannot train.",
+        "Read the message and fix the cause. If training had started, resume with"
+        " `dpft train resume=RUN`. `private/traceback.txt` has the complete traceback.",
     ),
-    "Answers": ("account", "plan", "doctor", "list", "synthesize"),
+    2: (
+        "The input or the configuration is invalid, the folder is in use, the run cannot be"
+        " resumed, or a file has another schema version.",
+        "Change what the message names. An error before training costs no ε;"
+        " `dpft account run=RUN` computes what a run has spent.",
+    ),
+    3: (
+        "The state on disk is damaged: a ledger, a checkpoint, or a model that the run did not"
+        " release.",
+        "Restore the folder from a backup. Do not edit the ledger.",
+    ),
+    130: ("You interrupted the command (Ctrl-C).", "Resume with `dpft train resume=RUN`."),
+    141: (
+        "The program that read the output ended first, as in `dpft … \\| head`.",
+        "None. A training run was complete.",
+    ),
+    143: (
+        "The command was terminated (SIGTERM). A training run first finishes its step and writes a"
+        " checkpoint.",
+        "Resume with `dpft train resume=RUN`.",
+    ),
 }
-"""Which schemas are of files, and which of what ``output=json`` prints."""
+"""The meaning of each exit code, and what to do."""

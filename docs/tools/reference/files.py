@@ -1,236 +1,170 @@
-"""The page of the files: what a run's folder holds, and the fields of each JSON in it."""
+"""The page of the files of a run, the exit codes, and the keys of each JSON file."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from docs.tools.reference.file_words import (
+    EXIT_CODES,
     NOT_FILES,
     OF_CHECKPOINTS,
     OF_SWEEPS,
     PRIVATE,
     PUBLIC,
-    SCHEMA_GROUPS,
 )
-from docs.tools.reference.forms import SUFFIX, names, schema, schema_text
-from docs.tools.reference.markup import code, head, prose, table
-from dpft import run_folder as files
+from docs.tools.reference.forms import ANSWER, FORMS, SUFFIX, schema
+from docs.tools.reference.markup import anchored, code, head, prose, table
+from dpft import run_folder
+from dpft.commands.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, READER_GONE
+from dpft.errors import InputError, RunError, StateError
+from dpft.parallel.rank_environment import TERMINATED
 
 INTRO = """
-A run's folder holds what may be handed on, and `private/`, which is never to be released. Files are
-written under a temporary name and renamed, so that each is whole or not there; ledger, journal and
-diagnostics are appended to. JSON has sorted keys and a `schema_version`; a reader refuses another
-one with exit code 2. Each form has a JSON Schema, which its section links to.
+This page lists the files of a run folder, the exit codes, and the keys of each JSON file and of
+`output=json`. Never release the files in `private/`; you may release the other files of a run. dpft
+writes a file under a temporary name and renames it, so a file is either complete or missing. It
+only appends to the ledger, the journal and the diagnostics. JSON files have a `schema_version`;
+dpft rejects another version with exit code 2.
 """
-FORMS = {
-    "Files": (
-        "reference/forms.md",
-        "Forms of files",
-        """
-Each JSON file of a [run's folder](files.md), key by key. A key within another stands behind a dot,
-of each entry of a list behind `[]`, of each entry of an object behind `NAME`. A type with `?` is
-of a key that may be absent, one with `[]` a list. Shared keys are described once, at the end.
-""",
-    ),
-    "Answers": (
-        "reference/answers.md",
-        "Answers of output=json",
-        """
-`output=json` prints one object on standard output. `dpft eval output=json` prints what
-[metrics.json](forms.md#metrics) contains, and the scores of a private split, marked "private: not
-covered by ε". `dpft audit output=json` prints what [its files](forms.md#audit_one_run) contain,
-and `dpft tokenizer output=json` the run's [privacy.json](forms.md#tokenizer_privacy).
-`dpft report output=json` prints one object per run, in `runs`: its folder, its cost, the keys in
-which the runs differ, and its public scores; `left_out` has the folders of runs that have not
-ended.
-""",
-    ),
-}
-"""Where the forms of a group are described: path, title and introduction of their page."""
-ABSENT = " `?`"
-HEADINGS = ("Key", "Type", "What it is")
-Row = tuple[str, str, str]
-"""A key, its type and what it is."""
+EXIT_INTRO = """
+If a command fails, it prints one message per error to stderr, beginning with `dpft: error:`.
+Results go to stdout. A sweep ends with the highest exit code of its runs. In Python, the
+functions raise `dpft.InputError` (code 2), `dpft.RunError` (code 1) or `dpft.StateError` (code 3).
+All are a `dpft.DpftError`, whose `exit_code` is the code.
+"""
+ANSWERS_INTRO = """
+`output=json` prints one object to stdout. `dpft eval` prints the content of
+[metrics.json](#metrics) with the scores of private splits, marked "private: not covered by ε".
+`dpft tokenizer` prints the [privacy.json](#tokenizer_privacy) of the run. `dpft audit` prints the
+file of the audit, such as [one_run.json](#audit_one_run). `dpft report` prints an object with
+`runs` and `left_out`. `runs` has the folder, the cost, the differing keys and the public scores of
+each run. `left_out` has the folders of unfinished runs.
+
+`[]` marks a list, and `NAME:` marks an object with arbitrary keys. A key with `?` can be absent.
+Links lead to the [objects](#objects-in-json-files) that several files share.
+"""
+HEADINGS = ("Key", "Type", "Description")
 
 
-def files_pages() -> dict[str, str]:
-    """Returns the pages of the files, of their forms and of answers, by path below docs/.
+def files_page() -> str:
+    """Return the page.
 
     Raises:
-        ValueError: A name of dpft/run_folder.py, or a schema, is not described.
+        ValueError: A name of dpft/run_folder.py or an exit code has no description.
     """
     check_all_described()
+    answers = [name for name, form in FORMS.items() if form[1].startswith(ANSWER[:9])]
+    codes = [(code(str(number)), *texts) for number, texts in EXIT_CODES.items()]
+    objects: dict[str, Mapping[str, Any]] = {}
+    for name in FORMS:
+        objects |= schema(name).get("$defs", {})
     parts = [
-        head("Files of a run", ["dpft/run_folder.py"], INTRO),
-        "## Public files\n",
+        head("Files and exit codes", ["dpft/run_folder.py", "dpft/errors.py"], INTRO),
+        "## Public files of a run\n",
         _table(PUBLIC),
-        "## Private files\n\n`private/` has mode 0700, its files 0600.\n",
+        "## Private files of a run\n",
+        "The folder `private/` has mode 0700, and its files have mode 0600.\n",
         _table(PRIVATE),
-        "In each checkpoint:\n",
+        "## Files of a checkpoint\n",
         _table(OF_CHECKPOINTS),
         "## Files of a sweep\n",
         _table(OF_SWEEPS),
+        f"## Exit codes\n{EXIT_INTRO}",
+        table(("Code", "Meaning", "Action"), codes),
+        f"## JSON output of commands\n{ANSWERS_INTRO}",
+        *(part for name in answers for part in _form(name)),
+        "## JSON files\n",
+        *(part for name in FORMS if name not in answers for part in _form(name)),
+        "## Objects in JSON files\n",
     ]
-    made = {"reference/files.md": "\n".join(parts)}
-    shared = shared_keys(_rows_of_objects())
-    for group, (path, title, intro) in FORMS.items():
-        parts = [head(title, ["the pydantic models of these forms"], intro)]
-        parts += [_schema(name, shared) for name in SCHEMA_GROUPS[group]]
-        if group == "Files":
-            parts += [
-                "## Keys of several forms\n",
-                "Each means the same wherever a form names it.\n",
-                table(HEADINGS, [(code(name), *said) for name, said in sorted(shared.items())]),
-            ]
-        made[path] = "\n".join(parts)
-    return made
-
-
-def shared_keys(objects: Mapping[str, Iterable[Row]]) -> dict[str, tuple[str, str]]:
-    """Returns the keys that several objects say the same of: type and meaning by their own names.
-
-    Where two meanings of a name are shared, the one that more objects have is chosen.
-    """
-    found: dict[tuple[str, str, str], set[str]] = {}
-    for form, rows in objects.items():
-        for key, kind, what in rows:
-            found.setdefault((key.rpartition(".")[2], kind, what), set()).add(form)
-    several = sorted((len(having), key) for key, having in found.items() if len(having) > 1)
-    return {name: (kind, what) for _, (name, kind, what) in several}
-
-
-def schema_files() -> dict[str, str]:
-    """Returns the schemas as they ship, by the path at which the page links to them."""
-    return {f"reference/schemas/{name}{SUFFIX}": schema_text(name) for name in names()}
+    cases = {case for name in FORMS for case in _cases(schema(name))}
+    for name in sorted(name for name in {*objects} - cases if name.lower() not in FORMS):
+        parts += [f"### {name}\n", *_object(objects[name])]
+    return "\n".join(parts)
 
 
 def check_all_described() -> None:
-    """Refuses names of the folder, and schemas, that the page would leave out.
+    """Check that every file and every exit code is described.
 
     Raises:
-        ValueError: It names them.
+        ValueError: It names those that are not, and those that do not exist.
     """
     there = {
-        name for name, value in vars(files).items() if name.isupper() and isinstance(value, str)
+        name
+        for name, value in vars(run_folder).items()
+        if name.isupper() and isinstance(value, str)
     }
-    described = {*PUBLIC, *PRIVATE, *OF_SWEEPS, *OF_CHECKPOINTS, *NOT_FILES}
-    of_schemas = {name for found in SCHEMA_GROUPS.values() for name in found}
-    wrong = there.symmetric_difference(described) | set(names()).symmetric_difference(of_schemas)
+    wrong: set[Any] = there ^ {*PUBLIC, *PRIVATE, *OF_SWEEPS, *OF_CHECKPOINTS, *NOT_FILES}
+    codes = {error.exit_code for error in (InputError, RunError, StateError)}
+    wrong |= {0, FAILED, BAD_INPUT, INTERRUPTED, READER_GONE, TERMINATED, *codes} ^ {*EXIT_CODES}
     if wrong:
-        raise ValueError(f"docs/tools/reference/file_words.py must describe {sorted(wrong)}.")
+        raise ValueError(
+            f"docs/tools/reference/file_words.py must describe {sorted(wrong, key=str)}."
+        )
 
 
 def _table(described: Mapping[str, tuple[str, str]]) -> str:
     rows = [
-        (code(getattr(files, name)), what, f"[{form}](forms.md#{form})" if form else "")
-        for name, (what, form) in described.items()
+        (anchored(path, path), text, f"[keys](#{form})" if form else "")
+        for name, (text, form) in described.items()
+        if (path := getattr(run_folder, name))
     ]
-    return table(("File or folder", "What it is", "Form"), rows)
+    return table(("File or folder", "Description", "JSON"), rows)
 
 
-def _schema(name: str, shared: Mapping[str, tuple[str, str]]) -> str:
-    """Returns a schema's section: its cases, and below them the objects within."""
+def _form(name: str) -> Iterator[str]:
+    """Yield the section of a schema: its keys, or those of each of its cases."""
     whole = schema(name)
-    parts = [
-        f"## {name}\n",
-        f"{prose(whole['title'])}. {prose(whole['description'])}"
-        f" [Schema](schemas/{name}{SUFFIX}).\n",
-    ]
-    for part, title in _objects(name):
-        rows = list(_fields(part, whole.get("$defs", {})))
-        alike = [key for key, *said in rows if shared.get(key.rpartition(".")[2]) == tuple(said)]
-        own = [(code(key), *said) for key, *said in rows if key not in alike]
-        if not rows:
-            continue
-        parts.append(f"{title} {_named_only(alike)}".strip() + "\n")
-        parts += [table(HEADINGS, own)] if own else []
-    return "\n".join(parts)
+    yield f"### {whole['title']} {{: #{name} }}\n"
+    yield f"{prose(whole['description'])} [JSON Schema](schemas/{name}{SUFFIX}).\n"
+    if "properties" in whole:
+        yield _keys(whole)
+    for case in _cases(whole):
+        yield f"#### {case}\n"
+        yield from _object(whole["$defs"][case])
 
 
-def _named_only(keys: Sequence[str]) -> str:
-    """Returns a sentence of the keys that the table of shared keys describes."""
-    named = ", ".join(map(code, keys))
-    return f"[Shared](forms.md#keys-of-several-forms): {named}." if keys else ""
-
-
-def _objects(name: str) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yields a schema's objects with their titles: the whole or its cases, then those within."""
-    whole = schema(name)
-    known = whole.get("$defs", {})
-    cases = _cases(whole)
-    if not cases:
-        yield whole, ""
-    for case in cases:
-        yield known[case], prose(known[case]["description"])
-    for inner, part in known.items():
-        if inner not in cases:
-            yield part, f"`{inner}`: {prose(part.get('description', ''))}"
-
-
-def _rows_of_objects() -> dict[str, list[Row]]:
-    """Returns the keys of every object of every schema, cases of one form apart."""
-    return {
-        f"{name} {number}": list(_fields(part, schema(name).get("$defs", {})))
-        for name in names()
-        for number, (part, _) in enumerate(_objects(name))
-    }
+def _object(part: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{prose(part['description'].partition(chr(10) * 2)[0])}\n"
+    if part.get("properties"):
+        yield _keys(part)
 
 
 def _cases(part: Mapping[str, Any]) -> list[str]:
-    """Returns the definitions between which a schema chooses."""
+    """Return the names of the definitions between which a schema chooses."""
     return [_name_of(case["$ref"]) for case in part.get("anyOf", ()) if "$ref" in case]
 
 
-def _fields(part: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Row]:
-    """Yields an object's keys, those of objects within it behind a dot."""
-    yield from _rows(part, "", known)
-    if not part.get("properties"):
-        for ending, inner in _nested(part):
-            yield from _rows(inner, ending.lstrip("."), known)
-
-
-def _rows(part: Mapping[str, Any], parent: str, known: Mapping[str, Any]) -> Iterator[Row]:
-    for name, inner in part.get("properties", {}).items():
-        if inner is False:
-            continue
-        kind = _type(inner) + ("" if name in part.get("required", ()) else ABSENT)
-        yield f"{parent}{name}", kind, prose(_said(inner, known))
-        for ending, nested in _nested(inner):
-            yield from _rows(nested, f"{parent}{name}{ending}", known)
-
-
-def _said(part: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """Returns what a key is: in its own words, else in those of the definition that it names."""
-    if "description" in part or "$ref" not in part:
-        return str(part.get("description", ""))
-    return str(known[_name_of(part["$ref"])].get("description", ""))
-
-
-def _nested(part: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the objects that stand within a key, and what is written between their keys and it."""
-    places = [(".", part), ("[].", part.get("items")), (".NAME.", part.get("additionalProperties"))]
-    for ending, inner in places:
-        if isinstance(inner, Mapping):
-            cases = (inner, *inner.get("anyOf", ()))
-            yield from ((ending, each) for each in cases if each.get("properties"))
+def _keys(part: Mapping[str, Any]) -> str:
+    required = part.get("required", ())
+    rows = [
+        (
+            code(name),
+            _type(inner) + ("" if name in required else " `?`"),
+            prose(inner.get("description", "")),
+        )
+        for name, inner in part["properties"].items()
+        if name != "schema_version"
+    ]
+    return table(HEADINGS, rows)
 
 
 def _type(part: Mapping[str, Any]) -> str:
-    """Returns a type in words."""
+    """Return the type of a key as Markdown."""
     if "const" in part:
-        return code(str(part["const"]).lower() if part["const"] is not None else "null")
+        return code(str(part["const"]).lower())
     if "enum" in part:
         return ", ".join(code(str(value)) for value in part["enum"])
     if "$ref" in part:
-        return code(_name_of(part["$ref"]))
+        name = _name_of(part["$ref"])
+        return f"[{name}](#{name.lower()})"
     if "anyOf" in part:
         kinds = dict.fromkeys(_type(each) for each in part["anyOf"] if each.get("type") != "null")
         return " or ".join(kinds)
-    if part.get("type") == "array" and isinstance(part.get("items"), Mapping):
-        return f"{_type(part['items'])} \\[]"
+    if part.get("type") == "array":
+        return f"{_type(part.get('items', {}))} \\[]"
     if part.get("type") == "object" and isinstance(part.get("additionalProperties"), Mapping):
         return f"NAME: {_type(part['additionalProperties'])}"
-    kinds = part.get("type", "object")
-    return " or ".join([kinds] if isinstance(kinds, str) else kinds)
+    return str(part.get("type", "any"))
 
 
 def _name_of(reference: str) -> str:

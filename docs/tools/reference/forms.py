@@ -1,10 +1,11 @@
-"""JSON Schemas of all files that dpft writes, and of the answers of ``output=json``."""
+"""JSON Schemas of all files that dpft writes, and of what ``output=json`` prints."""
 
 import json
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from dpft.audit.exposure import ExposureAudit
 from dpft.audit.membership import MembershipAudit
@@ -26,75 +27,86 @@ from dpft.synthesis.records import Measures, Synthesis, SynthesisAnswer
 from dpft.training.progress_record import ProgressLine
 
 SUFFIX = ".schema.json"
+ANSWER = "Output of `dpft {} output=json`"
 FORMS: dict[str, tuple[Any, str, str]] = {
-    "account": (
-        CostOfRuns | RunCost | CostOfNumbers,
-        "Output of `dpft account output=json`",
-        "With runs= it has runs, with run= it has run; else it is of the numbers given.",
+    "privacy": (
+        RunPrivacy,
+        "`privacy.json` of a run",
+        "The guarantee of a run of `dpft train` or `dpft tune`, with its accounting and its"
+        " assumptions. `epsilon` is absent if the run was not private.",
     ),
-    "audit_exposure": (ExposureAudit, "private/audit/exposure.json", ""),
-    "audit_membership": (MembershipAudit, "private/audit/membership.json", ""),
-    "audit_memorization": (
-        MemorizationAudit,
-        "private/audit/memorization.json of a run",
-        "",
+    "tokenizer_privacy": (
+        Vocabulary,
+        "`privacy.json` of a tokenizer",
+        "The guarantee of `dpft tokenizer`: the ε of one noisy histogram of words. `epsilon` is"
+        " absent with `privacy=none`.",
     ),
-    "audit_one_run": (OneRunAudit, "private/audit/one_run.json", ""),
-    "audit_synthetic": (SyntheticAudit, "Output of audit=synthetic", ""),
-    "doctor": (Doctor, "Output of `dpft doctor output=json`", ""),
-    "generated_privacy": (
-        GeneratedPrivacy,
-        "NUMBER.privacy.json beside synthetic records",
-        "What the run guarantees, and how the texts of synthetic records were chosen.",
+    "metrics": (
+        Metrics,
+        "`metrics.json`",
+        "The scores of a run. `private/metrics.json` has the scores of private splits. `dpft eval"
+        " output=json` prints the entries that it computed.",
+    ),
+    "progress_line": (
+        ProgressLine,
+        "A line of `progress.jsonl`",
+        "The public quantities of a run after a number of steps.",
+    ),
+    "predictions_line": (
+        Prediction,
+        "A line of `predictions.jsonl`",
+        "The output of the model for one distinct input.",
     ),
     "ledger_line": (
         FirstLine | ClosingLine | StepLine,
-        "A line of ledger.jsonl",
-        "First the run's plan, on disk before a record is drawn, then a line for each noisy step,"
-        " on disk before a weight moved, then the closing line. No line holds a time, a batch size"
-        " or data.",
+        "A line of `ledger.jsonl`",
+        "The first line has the plan. dpft writes it before it samples any record. Each noisy step"
+        " adds one line before the weights change, and a closing line follows at the end. No line"
+        " contains times, batch sizes or data.",
     ),
-    "list": (Listing, "Output of `dpft list output=json`", ""),
-    "metrics": (Metrics, "metrics.json and private/metrics.json of a run", ""),
-    "plan": (
-        PrivatePlan | OpenPlan,
-        "Output of `dpft plan output=json`",
-        "What a run would do and cost. With epsilon it is a private one.",
-    ),
-    "predictions_line": (Prediction, "A line of predictions.jsonl", ""),
-    "privacy": (
-        RunPrivacy,
-        "privacy.json of a run",
-        "What a run of `dpft train` or `dpft tune` promises, by whose accounting, and what it"
-        " assumes. With epsilon it is a private run.",
-    ),
-    "progress_line": (ProgressLine, "A line of progress.jsonl", ""),
-    "tokenizer_privacy": (
-        Vocabulary,
-        "privacy.json of a tokenizer's run",
-        "What a run of `dpft tokenizer` promises: one noisy histogram of words, or with"
-        " privacy=none nothing.",
+    "generated_privacy": (
+        GeneratedPrivacy,
+        "`NUMBER.privacy.json` of synthetic records",
+        "The guarantee of the run, and the settings with which the records were generated.",
     ),
     "synthesis": (
         Synthesis,
-        "synthesis.json of a synthesis",
-        "What a synthesis promises: the epsilon of its histogram and its training together. Without"
-        " epsilon it was not private.",
+        "`synthesis.json` of a synthesis",
+        "The guarantee of `dpft synthesize`: the ε of its histogram and its training together."
+        " `epsilon` is absent if the synthesis was not private.",
     ),
     "synthesis_measures": (
         Measures,
-        "private/measures.json of a synthesis",
-        "Synthetic rows against real ones, for the owner alone.",
+        "`private/measures.json` of a synthesis",
+        "A comparison of synthetic rows with real rows. It is for the owner of the data only.",
     ),
+    "audit_one_run": (OneRunAudit, "`private/audit/one_run.json`", ""),
+    "audit_exposure": (ExposureAudit, "`private/audit/exposure.json`", ""),
+    "audit_membership": (MembershipAudit, "`private/audit/membership.json`", ""),
+    "audit_memorization": (MemorizationAudit, "`private/audit/memorization.json`", ""),
+    "account": (
+        CostOfRuns | RunCost | CostOfNumbers,
+        ANSWER.format("account"),
+        "The three forms belong to `runs=[RUN,RUN]`, to `run=RUN`, and to numbers given as"
+        " arguments.",
+    ),
+    "plan": (
+        PrivatePlan | OpenPlan,
+        ANSWER.format("plan"),
+        "The plan and the cost of a run. `epsilon` is absent if the run is not private.",
+    ),
+    "audit_synthetic": (SyntheticAudit, ANSWER.format("audit audit=synthetic"), ""),
     "synthesize": (
         SynthesisAnswer,
-        "Output of `dpft synthesize output=json`",
-        "",
+        ANSWER.format("synthesize"),
+        "The folder, the rows and the guarantee of a synthesis.",
     ),
+    "list": (Listing, ANSWER.format("list"), ""),
+    "doctor": (Doctor, ANSWER.format("doctor"), ""),
 }
 """Name of each schema to its model, or a union of models, its title and its description.
 
-The description is empty if the model has it.
+An empty description is taken from the model. The order is that of the page.
 """
 
 
@@ -105,24 +117,25 @@ def names() -> tuple[str, ...]:
 
 @cache
 def schema(name: str) -> dict[str, Any]:
-    """Return a JSON Schema (draft 2020-12)."""
-    _describe_fields()
+    """Return a JSON Schema (draft 2020-12), with the text below each field as its description."""
     model, title, description = FORMS[name]
-    made = TypeAdapter(model).json_schema()
+    content = TypeAdapter(model).json_schema()
+    kinds = {kind.__name__: kind for kind in _models(StrictModel)}
+    for part in (content, *content.get("$defs", {}).values()):
+        kind = kinds.get(part.get("title", ""))
+        for field_name, field in kind.model_fields.items() if kind else ():
+            text = field_text(kind, field_name)
+            part["properties"][field.alias or field_name]["description"] = text
     draft = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return draft | made | {"title": title, "description": description or made["description"]}
+    return draft | content | {"title": title, "description": description or content["description"]}
 
 
-@cache
-def _describe_fields() -> None:
-    """Give pydantic the texts below the fields of all models."""
-    kinds: list[type[BaseModel]] = [StrictModel]
-    while kinds:
-        kind = kinds.pop()
-        kinds += kind.__subclasses__()
-        for name, field in kind.model_fields.items():
-            field.description = field_text(kind, name)
-        kind.model_rebuild(force=True)
+def _models(kind: type[StrictModel]) -> Iterator[type[StrictModel]]:
+    """Yield the models of dpft that derive from a class."""
+    for derived in kind.__subclasses__():
+        if derived.__module__.startswith("dpft."):
+            yield derived
+        yield from _models(derived)
 
 
 def schema_text(name: str) -> str:

@@ -1,20 +1,21 @@
-"""Every key of every command, as ``dpft COMMAND --help`` finds them, with what each allows."""
+"""The keys of commands and groups: defaults, types and descriptions, as in ``--help``."""
 
-import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
 
-import yaml
-
+from docs.tools.reference.markup import anchored, code, prose, short, table
 from dpft.cli.commands import subcommand
-from dpft.cli.main import SUBCOMMANDS
 from dpft.config.help_text import ComposedCommand, Key, composed_command, written
 from dpft.config.keys import MISSING
 from dpft.config.load import config_directory
-from dpft.config.section import ChosenBy
 
-OWNERS = {"audit": "audit", "tuning": "tune"}
-"""Commands with which the options of a group are composed, where it is not ``dpft train``."""
+OWNERS = {"audit": "audit", "tuning": "tune", "model": "eval", "task": "eval"}
+"""The command with which a group is composed, if that is not ``dpft train``: a command that has the
+group, or the fastest one for a group with many options."""
+BY_OPTION = "by option"
+HEADINGS = ("Key", "Default", "Type", "Description")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,116 +24,119 @@ class DocumentedKey:
 
     name: str
     default: str
-    """As a command line writes it; of a key without one ``required``."""
+    """As a command line writes it, or ``BY_OPTION``."""
     takes: str
     text: str
-    """All that its class says of it."""
     options: tuple[str, ...] = ()
-    """Options of its group that have it; empty: all of them."""
-    varies: bool = False
-    """Whether options of its group set it to different values."""
+    """The options of its group that have it; empty if all do."""
 
     @property
     def section(self) -> str:
-        """The section that it is in; empty for a key of the command itself."""
+        """The first part of the name; empty for a key of the command itself."""
         return self.name.rpartition(".")[0].partition(".")[0]
 
 
-@functools.cache
-def composed(name: str, words: tuple[str, ...] = ()) -> ComposedCommand:
-    """Returns a command as words compose it.
-
-    Args:
-        name: Of the command.
-        words: ``GROUP=OPTION``.
-    """
-    found = subcommand(name)
-    return composed_command(name, words, found.config, folders=[config_directory()])
+@cache
+def composed(name: str, *overrides: str) -> ComposedCommand:
+    """Return a command as its defaults and overrides compose it."""
+    return composed_command(name, overrides, subcommand(name).config, folders=[config_directory()])
 
 
-@functools.cache
+@cache
 def keys_of_command(name: str) -> tuple[DocumentedKey, ...]:
-    """Returns every key that a command takes with any option, in the order of its fields.
-
-    Args:
-        name: Of the command.
-    """
-    default = composed(name)
-    own = default.keys()
-    found = [_documented(key) for key in own]
-    for group, field in default.root.model_fields.items():
-        if group in default.choices and any(isinstance(each, ChosenBy) for each in field.metadata):
-            found = _with_options(group, found)
-    places = [field.alias or field_name for field_name, field in default.root.model_fields.items()]
-    return tuple(sorted(found, key=lambda key: places.index(key.name.partition(".")[0])))
-
-
-@functools.cache
-def keys_of_group(group: str) -> tuple[DocumentedKey, ...]:
-    """Returns every key under a group, those of all its options."""
-    keys = keys_of_command(OWNERS.get(group, "train"))
-    return tuple(key for key in keys if key.section == group)
-
-
-def options_of(group: str) -> list[str]:
-    """Returns the options of a group of conf/."""
-    return sorted(path.stem for path in (config_directory() / group).glob("*.yaml"))
-
-
-def commands() -> Sequence[str]:
-    """Returns the names of all commands, in the order of ``dpft --help``."""
-    return tuple(SUBCOMMANDS)
-
-
-def _with_options(group: str, found: list[DocumentedKey]) -> list[DocumentedKey]:
-    """Returns keys with those that only some options of a group have, behind the group's own."""
-    own = {key.name: key for key in found if key.section == group}
-    of_options = _keys_of_options(group)
-    everyone = len(options_of(group))
-    merged = [
-        replace(own.get(name, key), options=() if len(having) == everyone else having)
-        for name, (key, having) in of_options.items()
-    ]
-    merged.sort(key=lambda key: (key.name not in own, bool(key.options)))
-    start = next((place for place, key in enumerate(found) if key.name in own), 0)
-    rest = [key for key in found if key.name not in of_options]
-    return [*rest[:start], *merged, *rest[start:]]
-
-
-@functools.cache
-def _keys_of_options(group: str) -> dict[str, tuple[DocumentedKey, tuple[str, ...]]]:
-    """Returns each key under a group as the first option has it, and the options that do."""
-    name = OWNERS.get(group, "train")
-    found: dict[str, tuple[DocumentedKey, tuple[str, ...]]] = {}
-    for option in options_of(group):
-        words = (f"{group}={option}",)
-        keys = composed(name, words).keys()
-        for key in keys:
-            if not key.name.startswith(f"{group}."):
-                continue
-            first, having = found.get(key.name, (None, ()))
-            found[key.name] = first or _documented(key), (*having, option)
-    return found
-
-
-def _documented(key: Key) -> DocumentedKey:
-    return DocumentedKey(
-        name=key.name,
-        default="required" if key.value == MISSING else written(key.value),
-        takes=key.takes,
-        text=key.text,
-        varies=varies(key.name),
+    """Return the keys of a command with the default options."""
+    keys = composed(name).keys()
+    return tuple(
+        DocumentedKey(name=key.name, default=value_text(key), takes=key.takes, text=key.text)
+        for key in keys
     )
 
 
-def varies(key: str) -> bool:
-    """Returns whether the options of a key's group set it to different values."""
-    group, _, name = key.partition(".")
-    return len({str(values[name]) for values in _settings(group) if name in values}) > 1
+def options_of(group: str) -> list[str]:
+    """Return the options of a group of conf/."""
+    return sorted(path.stem for path in (config_directory() / group).glob("*.yaml"))
 
 
-@functools.cache
-def _settings(group: str) -> list[dict[str, object]]:
-    """Returns what each option of a group sets; none of what is no group."""
-    files = (config_directory() / group).glob("*.yaml")
-    return [yaml.safe_load(file.read_text(encoding="utf-8")) or {} for file in files]
+@cache
+def option_keys(group: str) -> dict[str, dict[str, Key]]:
+    """Return the keys of each option of a group, by option and name."""
+    keys = {
+        option: composed(OWNERS.get(group, "train"), f"{group}={option}").keys()
+        for option in options_of(group)
+    }
+    return {
+        option: {key.name: key for key in found if key.name.startswith(f"{group}.")}
+        for option, found in keys.items()
+    }
+
+
+@cache
+def keys_of_group(group: str) -> tuple[DocumentedKey, ...]:
+    """Return the keys of all options of a group, those of every option first.
+
+    A key that has different descriptions or types in different options occurs once for each.
+    """
+    variants: dict[str, dict[tuple[str, str], dict[str, str]]] = {}
+    for option, keys in option_keys(group).items():
+        for key in keys.values():
+            variant = variants.setdefault(key.name, {}).setdefault((key.takes, key.text), {})
+            variant[option] = value_text(key)
+    number = len(options_of(group))
+    ordered = sorted(variants, key=lambda name: sum(map(len, variants[name].values())) < number)
+    return tuple(
+        DocumentedKey(
+            name=name,
+            default=_usual(list(values.values())),
+            takes=takes,
+            text=text,
+            options=() if len(values) == number else tuple(values),
+        )
+        for name in ordered
+        for (takes, text), values in variants[name].items()
+    )
+
+
+def changes(group: str, option: str) -> list[str]:
+    """Return the values of an option that the table of the group's keys does not have."""
+    values = {key.name: value_text(key) for key in option_keys(group)[option].values()}
+    return [
+        f"{key.name.removeprefix(f'{group}.')}={values[key.name]}"
+        for key in keys_of_group(group)
+        if option in (key.options or (option,)) and key.default != values[key.name]
+    ]
+
+
+def value_text(key: Key) -> str:
+    """Return the value of a key as a command line writes it."""
+    return "required" if key.value == MISSING else written(key.value)
+
+
+def _usual(values: list[str]) -> str:
+    value, times = Counter(values).most_common(1)[0]
+    return value if times * 2 > len(values) else BY_OPTION
+
+
+def key_table(keys: Iterable[DocumentedKey], anchor: str = "") -> str:
+    """Return a table of keys.
+
+    Args:
+        keys: The keys.
+        anchor: What the anchor of each key begins with.
+    """
+    seen: set[str] = set()
+    rows = []
+    for key in keys:
+        name = code(key.name) if key.name in seen else anchored(f"{anchor}{key.name}", key.name)
+        seen.add(key.name)
+        default = key.default if key.default in (BY_OPTION, "required") else short(key.default)
+        rows.append((name, default, code(key.takes), f"{prose(key.text)}{_condition(key)}"))
+    return table(HEADINGS, rows)
+
+
+def _condition(key: DocumentedKey) -> str:
+    """Return for which options a key exists, unless all have it."""
+    if not key.options:
+        return ""
+    others = [option for option in options_of(key.section) if option not in key.options]
+    word, options = ("Not", others) if len(others) < len(key.options) else ("Only", key.options)
+    return f" *{word} with {', '.join(code(f'{key.section}={option}') for option in options)}.*"

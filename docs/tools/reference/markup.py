@@ -1,10 +1,11 @@
-"""Markdown of the generated pages: tables, code, and prose made of docstrings."""
+"""Markdown of the generated pages: tables, code, and prose from docstrings."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from docs.tools.pages import COPIED, GAP, NOT_COPIED
 
+LONGEST = 60
 _CODE = re.compile(r"(`[^`]*`)")
 _WORD = re.compile(
     r"(?<![\w/.`-])(?:--?)?[a-z][\w.]*=\[?[\w.,/*-]*\w\]?"  # key=value
@@ -13,48 +14,44 @@ _WORD = re.compile(
 
 
 def head(title: str, sources: Iterable[str], intro: str) -> str:
-    """Returns the top of a page: title, what it is about, and what it is generated from.
-
-    Args:
-        title: Of the page.
-        sources: Files and folders of the repository.
-        intro: A few sentences of Markdown.
-    """
-    names = [code(source) if "/" in source else source for source in sources]
-    of = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    return f"# {title}\n\n{intro.strip()}\n\n*Generated from {of}.*\n"
+    """Return the top of a page: its title, an introduction, and the files that it is made from."""
+    return f"# {title}\n\n{intro.strip()}\n\n*Generated from {', '.join(map(code, sources))}.*\n"
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table of cells that are Markdown."""
+    """Return a table of cells that are Markdown."""
     lines = [headings, ["---"] * len(headings), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def code(text: str) -> str:
-    """Returns text as code in a line or a cell, an empty one as nothing."""
+    """Return text as code in a line or a cell; an empty text stays empty."""
     flat = text.replace("\n", "\\n").replace("|", "\\|")
     if not flat:
         return ""
     return f"`` {flat} ``" if "`" in flat else f"`{flat}`"
 
 
-def block(text: str, language: str) -> str:
-    """Returns a fenced block."""
-    return f"```{language}\n{text.rstrip()}\n```\n"
+def short(value: str) -> str:
+    """Return a value as code, cut after ``LONGEST`` characters."""
+    return code(value if len(value) <= LONGEST else f"{value[: LONGEST - 1]}…")
 
 
-def commands(lines: Iterable[str]) -> Iterator[str]:
-    """Yields a block of the commands that run as they are pasted, and one of those with gaps."""
-    listed = list(lines)
+def anchored(anchor: str, text: str) -> str:
+    """Return a text as code that a link can lead to."""
+    return f'<span id="{anchor}"></span>{code(text)}'
+
+
+def commands(lines: Sequence[str]) -> Iterator[str]:
+    """Yield a block of the commands that run when pasted, and one of those with placeholders."""
     for kind, has_gap in ((COPIED, False), (NOT_COPIED, True)):
-        chosen = [line for line in listed if bool(GAP.search(line)) == has_gap]
+        chosen = [line for line in lines if bool(GAP.search(line)) == has_gap]
         if chosen:
-            yield block("\n".join(chosen), kind)
+            yield "\n".join([f"```{kind}", *chosen, "```\n"])
 
 
 def prose(text: str) -> str:
-    """Returns the text of a docstring or a comment as Markdown on one line.
+    """Return the text of a docstring or a comment as Markdown on one line.
 
     Keys and files become code, and signs that mean something to Markdown are escaped.
     """
@@ -68,10 +65,10 @@ def prose(text: str) -> str:
 
 
 def _marked(text: str) -> str:
-    """Returns prose without code in it, its keys as code and the rest escaped."""
+    """Return prose without code in it, its keys as code and the rest escaped."""
     found, end = "", 0
     for match in _WORD.finditer(text):
-        if match[0] in ("e.g", "i.e") or match[0].endswith("et.al"):
+        if match[0] in ("e.g", "i.e"):
             continue
         found += _escaped(text[end : match.start()]) + code(match[0])
         end = match.end()
