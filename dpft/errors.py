@@ -138,7 +138,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class SaidElsewhere(DpftError):
-    """Error after another process of the run failed; only rank 0 reports that error.
+    """Raised in a process when another process of the run has failed; rank 0 reports the cause.
 
     Attributes:
         kind: Name of the class of the original error.

@@ -27,11 +27,13 @@ CUT = "…"
 LINES_OF_FAILURE = 20
 NUMBERS = r"\d[\d.,]*(?:e[+-]?\d+)?"
 _VARYING = (
+    r"^INFO: (?:evaluating|step \d).*",
+    r"(?<=^scores: ).*->.*",
     r"\d{4}-\d\d-\d\d(?:/\d\d-\d\d-\d\d)?",
     r"\b[0-9a-f]{12,}\b…?",
     r"\b\d[\d.]*(?: to \d[\d.]*)? (?:s|ms|min|h|seconds?|minutes?|hours?)\b",
 )
-"""Dates, digests and durations."""
+"""Progress, scores, dates, digests and durations."""
 _COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -70,14 +72,20 @@ def run_page(page: Path, *, figures: Path | None = None) -> str:
 def stale_lines(page: str, made: str) -> list[str]:
     """Return the lines of a page's outputs that its commands no longer print, as a diff.
 
-    Dates, durations and digests are not compared, and neither is what a block's note ``varies``
-    names, such as numbers that depend on noise.
+    Progress lines, scores, dates, durations and digests are not compared, and neither is what a
+    block's note ``varies`` names, such as numbers that depend on noise. A line without other text
+    may be missing.
     """
     blocks = [
-        [normalized(line, part.varies) for part in parts_of(text) if isinstance(part, Example)
-         for line in part.output]
+        [
+            line
+            for part in parts_of(text)
+            if isinstance(part, Example)
+            for line in (normalized(output, part.varies) for output in part.output)
+            if line
+        ]
         for text in (page, made)
-    ]  # fmt: skip
+    ]
     return [line for line in difflib.unified_diff(*blocks, n=0, lineterm="") if line[3:4] != " "]
 
 

@@ -314,7 +314,7 @@ def _bits_of_words(
     contexts: Sequence[tuple[int, ...]],
     place: int,
 ) -> NDArray[np.float64]:
-    """Return the log-perplexity of each word at a position after each context, shape (c, v)."""
+    """Return the log-perplexity of each word as the next one of each context, shape (c, v)."""
     from dpft.models.losses import token_logits
 
     missing = [words[0]] * (len(table.places) - place)

@@ -75,8 +75,8 @@ class MemorizationConfig(Audit):
     prefix_tokens: AtLeastOne = 512
     """Number of tokens of a record that the model receives, always including the whole prompt of a
     task with prompts. If a record has no more tokens, the model receives its first half (with
-    task.objective=prefix_lm, as much as in training). With audit.hidden=spans, the model receives
-    all tokens except the spans."""
+    task.objective=prefix_lm, the share that training used). With audit.hidden=spans, the model
+    receives all tokens except the spans."""
     continuation_tokens: AtLeastOne = 114
     """Maximum number of tokens that the model must generate; fewer if the record has no more
     tokens."""

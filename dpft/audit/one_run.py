@@ -2,9 +2,9 @@
 
 A secret coin decided whether each canary was trained on. If an attacker guesses more coins
 correctly than epsilon allows, the true epsilon is larger (Steinke, Nasr and Jagielski 2023).
-``dpft.audit.guessing`` computes the bounds: for any mechanism, for a Gaussian mechanism, and
-against the trade-off curve of the run's own plan. The last test detects a mechanism that differs
-from the planned one, even if its epsilon still holds. Several kinds of attackers (`View`) share the
+``dpft.audit.guessing`` computes three bounds: for any mechanism, for a Gaussian mechanism, and
+for the mechanism of the run's own plan. The last one detects a mechanism that differs from the
+planned one, even if its epsilon still holds. Several kinds of attackers (`View`) share the
 confidence.
 """
 

@@ -168,9 +168,9 @@ def score_file(config: EvaluateConfig, predictions: str) -> Evaluation:
         )
     if config.eval.held_out is not None:
         raise InputError(
-            "eval.held_out cannot be used with predictions, because these are scored on a split in"
-            " a file of its own. Store the records in such a file, and name it by task.data_dir"
-            " and eval.split.",
+            "eval.held_out cannot be used with predictions, because dpft scores predictions on a"
+            " split that is stored in a separate file. Store the records in such a file, and set"
+            " task.data_dir and eval.split.",
             key="eval.held_out",
             value=config.eval.held_out,
         )

@@ -433,7 +433,7 @@ def say_default_method(config: TrainConfig) -> None:
     """Log why only the head trains if that is the default, and the key that changes the default."""
     is_of_labels = config.task.own_defaults and config.task.answers == LABELS
     if is_of_labels and config.method.name == "linear_probe":
-        logger.info(DEFAULT_FOR_LABELS)
+        logger.info("method: %s", DEFAULT_FOR_LABELS)
 
 
 def what_is_trained(command: TrainCommand) -> str:

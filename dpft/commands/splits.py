@@ -108,8 +108,8 @@ HELD_OUT = "held_out"
 """Name of the held-out records in metrics.json, which otherwise contains the name of the split."""
 
 NOT_EVALUATED = (
-    "the data have only a training split. Hold out a part of it with eval.held_out=0.1, or add"
-    " another split."
+    "the data have only a training split; hold out a part of it with eval.held_out=0.1, or add"
+    " another split"
 )
 
 

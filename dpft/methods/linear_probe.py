@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DEFAULT_FOR_LABELS = (
-    "method: linear_probe (default for your own labels on a pre-trained model: it trains only the"
-    " head and needs few records; method=full trains all weights)"
+    "linear_probe (default for your labels on a pre-trained model: it trains only the head and"
+    " needs few records; method=full trains all weights)"
 )
 """Message for a run of ``task=custom`` with ``task.label`` but without ``method=``."""
 

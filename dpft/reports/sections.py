@@ -198,7 +198,7 @@ def training_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
         *origin_rows(config, privacy),
         *([("method", DEFAULT_FOR_LABELS)] if is_default else []),
         ("trainable parameters", f"{parameters.trainable:,} of {parameters.total:,}"),
-        ("new parameters", f"{parameters.new:,} of these"),
+        ("new parameters", f"{parameters.new:,}"),
         ("steps", f"{plan.steps}"),
         ("expected batch size", f"{plan.expected_batch_size}{' units' if units else ''}"),
         *_clipped_rows(privacy),

@@ -64,7 +64,7 @@ class RowFormat:
 
     @cached_property
     def literals(self) -> tuple[str, ...]:
-        """The text before each written column, and after the last one."""
+        """The fixed text before each column of the output, and after the last column."""
         names = [("," if at else "") + self._name(c) for at, c in enumerate(self.written)]
         return (*names, "]" if self.form == ARRAY else "}")
 

@@ -121,8 +121,8 @@ class PersonaChatTask(TextTask):
     def _example(self, row: Mapping[str, Any]) -> Example:
         if "history" not in row or "candidates" not in row:
             raise InputError(
-                "needs history and candidates of one utterance, or utterances, a list of objects"
-                " with these two fields.",
+                "needs either the fields history and candidates (one utterance), or the field"
+                " utterances (a list of objects with these two fields).",
                 key="utterances",
             )
         candidates = texts_of(row["candidates"], "candidates")

@@ -120,7 +120,6 @@ def test_every_block_of_commands_is_read_by_bash_as_it_is_copied(site: Path) -> 
         ("CUDA", "how-to/gpu.html"),
         ("LoRA", "how-to/lora.html"),
         ("QLoRA", "how-to/lora.html"),
-        ("Llama", "how-to/lora.html"),
         ("glossary", "explanation/epsilon.html"),
         ("troubleshooting", "how-to/troubleshooting.html"),
     ],

@@ -112,7 +112,10 @@ def test_canaries_in_a_run_without_privacy_are_marked() -> None:
     ("changes", "says"),
     [
         ({}, "**THE GUARANTEE IS CONTRADICTED: an audit found"),
-        ({"epsilon_lower": 1.0, "other_mechanism": True}, "**NOT THIS MECHANISM: an audit identified"),
+        (
+            {"epsilon_lower": 1.0, "other_mechanism": True},
+            "**NOT THIS MECHANISM: an audit identified",
+        ),
     ],
 )
 def test_what_contradicts_the_guarantee_leads_the_report_and_travels_with_the_model(

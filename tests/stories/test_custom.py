@@ -128,7 +128,7 @@ def test_a_folder_of_texts_with_classes_trains_a_classifier(workspace: Workspace
     model = json.loads((workspace.root / "classes" / "model" / "config.json").read_text())
     assert model["id2label"] == {"0": "bad", "1": "good"}
     report = (workspace.root / "classes" / "report.md").read_text()
-    assert "method linear_probe" in report and "method=full trains every weight" in report
+    assert "Method: linear_probe" in report and "method=full trains all weights" in report
     assert "method=full trains every weight" in outcome.err
     assert workspace.run("train", "resume=classes").code == 0
 

@@ -72,7 +72,9 @@ def test_without_what_is_kept_of_it_noise_would_come_out_otherwise(tmp_path, cap
     for path in histories(folder):
         path.unlink()
     weights = go_on(folder, overspend=True)
-    assert "with which later noise is correlated" in caplog.text and not same(weights, undisturbed[1])
+    assert "with which later noise is correlated" in caplog.text and not same(
+        weights, undisturbed[1]
+    )
     assert read_ledger(folder / "ledger.jsonl").streams == (4, 3)
 
 

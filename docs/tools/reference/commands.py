@@ -73,7 +73,7 @@ def _keys(name: str) -> Iterator[str]:
         yield f"Defaults that differ from the configuration: {', '.join(defaults)}.\n"
     own = [key for key in keys if key not in shared and key.name not in of_train]
     if own:
-        yield key_table(own, f"dpft-{name}-")
+        yield key_table(sorted(own, key=lambda key: bool(key.section)), f"dpft-{name}-")
 
 
 def _page(anchor: str) -> str:

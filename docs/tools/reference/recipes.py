@@ -16,10 +16,10 @@ from dpft.evaluation.metrics.base import METRICS, MetricSpec
 
 INTRO = """
 A recipe is a complete configuration with a name: `dpft train experiment=NAME`. A recipe of a paper
-reproduces the table or figure that its description names. Comments in its file state where each
-value comes from, and which values the paper does not give. The report of a run shows the published
-scores next to its own. All scores are on the scales of the [metrics](#metrics). A recipe for a
-sweep runs all its settings with `--multirun`, and a single setting without it.
+reproduces the table or figure that its description names. Comments in `conf/experiment/NAME.yaml`
+state where each value comes from, and which values the paper does not give. The report of a run
+shows the published scores next to its own. All scores are on the scales of the [metrics](#metrics).
+A recipe for a sweep runs all its settings with `--multirun`, and a single setting without it.
 """
 PAPERS = {
     "li2022": "Li et al. 2022 (arXiv 2110.05679)",

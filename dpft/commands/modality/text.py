@@ -111,8 +111,8 @@ class TextModality(Modality):
             )
         if isinstance(task, CustomTexts) and task.learn_prompt and kind != CAUSAL:
             raise InputError(
-                f"task.learn_prompt=true needs a causal model, got {name}, which is {kind} and"
-                " learns only the target. Remove the key, or choose a causal model.",
+                f"task.learn_prompt=true needs a causal model, but the loss of {name} ({kind})"
+                " covers only the target. Remove the key, or choose a causal model.",
                 key="task.learn_prompt",
                 value=True,
             )

@@ -58,6 +58,7 @@ FIVE = 5
 
 @metric(
     RANKINGS,
+    title="Top-5 accuracy",
     description="Share of examples with the right class among the five likeliest; 0..1.",
     citation="Russakovsky et al. 2015 (ImageNet, arXiv 1409.0575), section 4.1.",
 )

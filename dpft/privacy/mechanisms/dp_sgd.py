@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class DPSGD(Mechanism):
     """DP-SGD, in which every unit can be in every step.
 
-    Each step costs one Poisson-sampled Gaussian.
+    Each step is accounted as one Poisson-sampled Gaussian mechanism.
     """
 
     name: str = "dp_sgd"
