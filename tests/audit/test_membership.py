@@ -167,7 +167,7 @@ def test_without_the_private_folder_nothing_bounds_the_attack_and_that_is_said(
     shutil.rmtree(texts_runs.root / "pairs/private")
     done = texts_runs.run("audit", "run=pairs", "audit=membership", "audit.limit=5")
     assert done.code == 0, done.err
-    assert "private/checkpoints is gone, and the plan with it" in done.err
+    assert "private/checkpoints has no checkpoint with the plan" in done.err
     page = found(texts_runs, "pairs")
     assert "The run's plan is gone with its checkpoints: nothing bounds an attack." in page
     assert "at most" not in page

@@ -75,7 +75,7 @@ def test_each_page_is_where_it_may_be(new: Path) -> None:
     result = audited("pairs", new)
     private, released = Path("pairs", PRIVATE_PAGE), Path("pairs", RELEASED_PAGE)
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    assert "for the owner of the data alone" in private.read_text()
+    assert "only for the owner of the data" in private.read_text()
     assert "it costs" in released.read_text()
     assert "owner" not in released.read_text()
     assert result.record.private is True

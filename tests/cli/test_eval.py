@@ -71,7 +71,7 @@ def test_overrides_lead_and_an_entry_is_replaced_while_others_stay(workspace: Wo
     assert workspace.run("eval", RUN, "eval.split=validation").code == 0
     again = ("eval.split=validation", "eval.limit=1", "eval.split_is_public=true")
     outcome = workspace.run("eval", RUN, *again, "output=json")
-    assert "texts of split validation, and its report, are replaced" in outcome.err
+    assert "replacing the run's scores and texts of split validation, and its report" in outcome.err
     (entry,) = json.loads(outcome.out)["evaluations"]
     assert (entry["examples"], entry["split_is_public"]) == (1, True)
     found = scores(folder)

@@ -78,7 +78,7 @@ def test_a_later_sweep_into_the_same_folder_has_an_exit_code_of_its_own(
     assert main([*words, "outcome=record"]) == 0
 
 
-COST = "privacy: each run spent its own epsilon; what all of them cost: dpft account runs=mine\n"
+COST = "privacy: each run spent its own epsilon. For the total cost, run: dpft account runs=mine\n"
 
 
 @pytest.mark.slow

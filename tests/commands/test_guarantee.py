@@ -83,7 +83,7 @@ def test_steps_that_were_taken_again_are_counted(tmp_path: Path) -> None:
     longer = make_run(tmp_path / "run", *[mechanism()] * 8)
     privacy = stated(longer)
     assert privacy.epsilon == pytest.approx(expected(8), rel=1e-4)
-    assert any("3 of its 8 noisy steps were taken again" in text for text in privacy.warnings)
+    assert any("3 of its 8 noisy steps were repeated" in text for text in privacy.warnings)
 
 
 def test_what_no_ledger_contains_is_as_it_was_recorded(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_a_run_that_broke_off_is_accounted_for_with_its_torn_step(workspace: Wor
     text = " ".join(outcome.out.split())
     assert "3 lines and a torn one, not closed" in text
     assert "3 steps taken of 5 planned" in text
-    assert "its step is counted" in text
+    assert "Its step is counted" in text
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_a_series_has_the_scores_and_the_epsilon_of_each_tenth_step(scored: Path
     assert len(set(perplexities)) == 2
     report = (scored / "report.md").read_text()
     assert "Scores during training on E2E, test split" in report and "| 20 | " in report
-    assert "<svg" in (scored / "report.html").read_text().partition("while training")[2]
+    assert "<svg" in (scored / "report.html").read_text().partition("Scores during training")[2]
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def test_a_saved_run_of_a_sweep_finds_its_cell_and_says_whose_its_inherited_rows
     assert cell[2][table.metrics.index("bleu")] == 63.77
     assert len(inherited) == 3
     assert all("train.expected_batch_size 1024" in name for name, *_ in inherited)
-    assert all(", of which this run has another train." in name for name, *_ in inherited)
+    assert all("(this run has a different train." in name for name, *_ in inherited)
 
 
 @pytest.mark.slow

@@ -147,12 +147,13 @@ UNITS = "all records with one value of customer, of which at most 2 are trained 
 )
 def test_the_result_can_be_quoted_in_one_sentence(unit: str) -> None:
     report = render(CONFIG, private(unit_definition=unit), BOTH)
-    assert report.startswith("# tiny fine-tuned on E2E\n\nData: e2e")
+    assert report.startswith("# tiny fine-tuned on E2E\n\nData: E2E (")
     assert f"| privacy unit | {unit} |" in report
     quote = report.partition("## How to quote this result\n\n    ")[2].partition("\n")[0]
     whole = unit.partition(";")[0]
-    assert quote == (
-        "tiny fine-tuned on E2E is (ε = 2.9900, δ = 0.001)-differentially private for adding or"
+    assert quote.startswith("tiny fine-tuned on E2E (")
+    assert quote.endswith(
+        ") is (ε = 2.9900, δ = 0.001)-differentially private for adding or"
         f" removing {whole} (upper bound by prv; ledger head {LEDGER.head})."
     )
 

@@ -129,7 +129,7 @@ def test_a_folder_of_texts_with_classes_trains_a_classifier(workspace: Workspace
     assert model["id2label"] == {"0": "bad", "1": "good"}
     report = (workspace.root / "classes" / "report.md").read_text()
     assert "Method: linear_probe" in report and "method=full trains all weights" in report
-    assert "method=full trains every weight" in outcome.err
+    assert "method=full trains all weights" in outcome.err
     assert workspace.run("train", "resume=classes").code == 0
 
 

@@ -89,7 +89,7 @@ def test_a_merged_export_writes_what_the_run_computes(
     monkeypatch.chdir(workspace.root)
     done = workspace.run("export", "run=whole", "merge=true")
     assert done.code == 0, done.err
-    assert "exported in float32, of the values that model.quantization=nf4 gave" in done.err
+    assert "exporting the base model's quantized weights (nf4) in float32" in done.err
     exported = AutoModelForCausalLM.from_pretrained(workspace.root / "whole" / "export")
     trained = outputs(open_run(workspace.root / "whole").load_model())
     base = outputs(AutoModelForCausalLM.from_pretrained(workspace.root / "llama"))

@@ -20,7 +20,7 @@ def test_a_sweep_of_a_figure_ends_in_its_plot(tmp_path) -> None:
         "hydra.sweep.dir=sweep",
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
-    assert "; what all of them cost: dpft account runs=sweep\n" in outcome.out
+    assert " For the total cost, run: dpft account runs=sweep\n" in outcome.out
     report = ("report", "runs=sweep", f"over=[{','.join(AXES)}]")
     refused = workspace.refusal(*report, "metric=bleu")  # Scores of a user's own records.
     assert "private/metrics.json" in refused

@@ -93,12 +93,12 @@ def test_another_micro_batch_size_draws_new_noise_and_the_report_counts_it(
     broken(workspace, monkeypatch, "other", KeyboardInterrupt())
     resumed = workspace.run("train", "resume=other", "train.micro_batch_size=2")
     assert resumed.code == 0, resumed.err
-    assert "are taken with new noise: 4 steps are in the ledger" in resumed.err
+    assert "The ledger already contains 4 steps" in resumed.err
     record = json.loads((workspace.root / "other" / "privacy.json").read_text())
     assert (record["plan"]["steps"], record["steps_taken"]) == (5, 7)
     whole = json.loads((workspace.root / "whole" / "privacy.json").read_text())
     assert record["epsilon"] > whole["epsilon"]
-    assert any("were taken again with new noise" in warning for warning in record["warnings"])
+    assert any("were repeated with new noise" in warning for warning in record["warnings"])
 
 
 @pytest.mark.slow

@@ -113,8 +113,9 @@ def test_training_composes_both_below_their_sum(
     simple = together["simple_composition"]
     assert simple["epsilon"] == pytest.approx(trained["epsilon"] + tokenizer["epsilon"], rel=1e-6)
     alone = workspace.run("account", "run=trained", "output=json")
-    said = [text for text in json.loads(alone.out)["warnings"] if "of the training alone" in text]
-    assert f"with its tokenizer, which the same records made, epsilon = {eps_text(both)}" in said[0]
+    warnings = json.loads(alone.out)["warnings"]
+    said = [text for text in warnings if "covers only the training" in text]
+    assert f"learned from the same records, epsilon = {eps_text(both)}" in said[0]
     report = (workspace.root / "trained" / "report.md").read_text()
     assert "both together are" in report.partition("\n## ")[0]
     words = f"of 2 planned. It covers the training alone. {COMES_WITH} (ε = {eps_text(both)}"
@@ -199,8 +200,8 @@ def test_noise_that_hides_every_word_is_refused_before_it_is_paid_for(
 def test_more_pieces_than_words_are_likely_to_give_are_warned_of(workspace: Workspace) -> None:
     words = (*TOKENIZER, *EPS, "task.data_dir=notes.txt")
     done = workspace.run(*words, "tokenizer.vocab_size=5000", "hydra.run.dir=many")
-    assert "tokenizer.vocab_size=5000 is likely too many" in done.err
-    assert done.err.index("likely too many") < done.err.index("has cost epsilon")
+    assert "tokenizer.vocab_size=5000 is probably too large" in done.err
+    assert done.err.index("probably too large") < done.err.index("has cost epsilon")
 
 
 def test_rows_of_one_unit_are_bounded_together(workspace: Workspace) -> None:

@@ -157,7 +157,7 @@ def test_what_is_public_says_nothing_of_real_rows(made: dpft.Synthesized) -> Non
     assert "controls" not in public and "for the owner" not in public
     assert "visitor" not in public, "no text of a row"
     private = (made.folder / "private/report.html").read_text()
-    assert "for the owner of the data alone" in private
+    assert "only for the owner of the data" in private
     for title in ("In short", "Columns: ", "Pairs of columns", "Copies of single", "Column age"):
         assert title in private, title
     for name in ("report.html", "measures.json", "table_key"):

@@ -168,7 +168,7 @@ def test_trust_rule_4_a_copied_folder_draws_new_noise(tmp_path, caplog, moment):
     kill(tmp_path / "run", moment)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     weights = go_on(tmp_path / "copy", overspend=True)
-    assert "the folder is a copy" in caplog.text and "taken with new noise" in caplog.text
+    assert "the folder is a copy" in caplog.text and "new noise from step" in caplog.text
     assert read_ledger(tmp_path / "copy" / "ledger.jsonl").steps > plan().steps
     original = go_on(tmp_path / "run")
     assert not same(weights, original)
