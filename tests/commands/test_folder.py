@@ -135,7 +135,7 @@ def test_a_model_in_a_folder_is_written_down_by_its_last_name_and_type(tmp_path:
     assert isinstance(config, TrainConfig)
     written = {**non_private(), **as_json(origin(config, read_begun(tmp_path)))}
     assert written["model"] == "mine (bert)"
-    assert title(CONFIG, written).startswith("mine (bert) on ")
+    assert title(CONFIG, written).startswith("mine (bert) fine-tuned on ")
     assert ("model", "mine (bert)") in origin_rows(CONFIG, written)
     (base / "config.json").unlink()
     assert origin(config, read_begun(tmp_path)).model == "mine"

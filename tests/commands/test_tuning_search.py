@@ -117,7 +117,7 @@ def test_no_output_and_no_public_file_names_or_counts_a_trial(
 ) -> None:
     lines, results = outcome.err.splitlines(), outcome.out.splitlines()
     assert [line.partition(": ")[2].partition(":")[0] for line in lines] == [
-        "delta = 0.01 is above 1/(10*num_examples) = 0.0025", "reproducible", "tuning",
+        "delta = 0.01 is above 1/(10*num_examples) = 0.0025", "reproducible", "number of trials",
     ]  # fmt: skip
     kinds = dict.fromkeys(line.partition(":")[0] for line in results)
     assert list(kinds) == ["trained", "privacy", "scores", "report", "next"]
