@@ -93,7 +93,7 @@ def test_a_report_says_both_and_what_they_are_together() -> None:
     assert starting_sentences(public) == []
     private = PROMISED | {"epsilon": 2.0, "starting_models": [KEPT]}
     (sentence,) = starting_sentences(private)
-    assert "at most ε = 5.0000 at δ = 2e-06" in sentence
+    assert "at most ε = 5.0000, δ = 2e-06" in sentence
 
 
 def test_with_its_tokenizer_a_model_promises_what_both_do() -> None:
