@@ -98,7 +98,9 @@ def test_public_files_date_the_run_and_name_what_it_was_made_of(folder: Path) ->
     assert (record["model"], record["data"]) == ("model (gpt2)", "e2e (local files)")
     for name in ("report.md", "report.html"):
         text = (folder / name).read_text(encoding="utf-8")
-        assert f"model (gpt2) on e2e (local files), method full, begun {record['date']}" in text
+        assert "model (gpt2) fine-tuned on E2E" in text
+        origin = f"Data: E2E (local files) · Method: full · Started: {record['date']} (UTC) · dpft"
+        assert f"{origin} {record['versions']['dpft']}" in text
         assert f"torch {record['versions']['torch']}" in text
 
 
