@@ -36,7 +36,7 @@ demo: setup ## Fine-tune the embedded model privately on the embedded sample (mi
 test: setup ## Run the test suite without the slow tests (two minutes).
 	$(PYTEST) -m "not slow" --ignore=tests/hygiene
 
-test-slow: setup ## Run the slow tests without the exhaustive ones (most of an hour).
+test-slow: setup ## Run the slow tests without the exhaustive ones (half an hour).
 	$(PYTEST) -m "slow and not exhaustive" --ignore=tests/hygiene
 
 mutants: setup ## Plant each fault of tests/planted in a copy and run the tests that must detect it.
@@ -57,7 +57,7 @@ families: setup ## Run every command on a tiny model of each family, and write d
 fuzz: setup ## Try 20,000 crafted records against the clipping norm, in every precision (5 minutes).
 	DPFT_FUZZ_RECORDS=10000 $(PYTEST) --dist load tests/privacy/clipping/test_worst_case.py tests/privacy/clipping/test_worst_case_engines.py
 
-test-exhaustive: setup ## Run the tests that are too slow for CI (less than an hour).
+test-exhaustive: setup ## Run the tests that are too slow for CI (hours).
 	$(PYTEST) -m exhaustive
 
 test-full: setup ## Run all tests that CI runs: the fast and the slow ones.
@@ -141,7 +141,7 @@ lint: setup ## Check style, format, types, English, import directions, links and
 wheel-check: setup ## Build the wheel and run it away from the checkout.
 	.ci/wheel-check
 
-release: setup tutorials ## Check the tutorials, build sdist and wheel in dist/, run the wheel's demo in a new environment, write an SBOM.
+release: setup tutorials test-exhaustive ## Check the tutorials, run the exhaustive tests, build sdist and wheel in dist/, run the wheel's demo in a new environment, write an SBOM.
 	.ci/release "$(PYTHON)"
 
 clean: ## Remove what the build and the tools left, but not .venv and outputs.

@@ -132,7 +132,7 @@ def test_where_the_prompt_was_learned_whole_rows_come_from_nothing_in_any_format
     assert statement["unparsed"] == 7 - len(rows)
     # as long as the records trained on, where the run itself writes 5 tokens
     assert statement["decode"]["max_new_tokens"] == 23
-    assert "of 7 read as a, b at once" in made["a.csv"].err
+    assert "of 7 contain a, b at the first attempt" in made["a.csv"].err
 
 
 def test_a_learned_prompt_may_also_be_given(workspace: Workspace) -> None:

@@ -102,6 +102,7 @@ def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(
     check_goes_on(workspace, name, strategy)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_who_started_the_processes_ends_them_and_says_nothing_itself(
     workspace: Workspace, number: int, code: int

@@ -33,6 +33,7 @@ ADAFACTOR = (
 """Its moments of matrices by rows and columns; the schedule falls after the fourth step."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_killed_run_of_adafactor_and_its_schedule_ends_in_the_same_bits(
     tmp_path_factory: pytest.TempPathFactory,

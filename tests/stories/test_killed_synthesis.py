@@ -124,6 +124,7 @@ def spent(root: Path) -> float:
     return dpft.account(run=root / "run").epsilon
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_histogram_killed_before_any_of_its_writes_is_drawn_at_most_once(tmp_path: Path) -> None:
     """Once the ledger has its line, noise was drawn or is never drawn; its epsilon is as planned.

@@ -49,6 +49,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return made, request.param
 
 
+@pytest.mark.exhaustive
 def test_killed_ranks_start_anew_by_themselves_and_nothing_shows_it(finished: Finished) -> None:
     workspace, strategy = finished
     choice, folder = random.Random(11), workspace.root / "killed"

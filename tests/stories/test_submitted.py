@@ -60,6 +60,7 @@ def test_tasks_of_one_job_share_one_run(workspace: Workspace) -> None:
     assert "dpft account runs=" in (workspace.root / "whole.log").read_text()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("lines", [6, 0])
 def test_a_preempted_job_is_requeued_and_nothing_shows_it(workspace: Workspace, lines: int) -> None:
     """In its steps, and while it loads."""
@@ -83,6 +84,7 @@ def test_a_preempted_job_is_requeued_and_nothing_shows_it(workspace: Workspace, 
         assert unnamed(folder / file) == unnamed(whole)
 
 
+@pytest.mark.exhaustive
 def test_a_second_start_by_hand_is_refused(workspace: Workspace) -> None:
     """Without resume=auto the same words in the same folder are refused."""
     ledger = workspace.root / "whole" / "0" / "ledger.jsonl"
@@ -102,6 +104,7 @@ def test_tasks_that_would_each_spend_are_refused(workspace: Workspace) -> None:
     assert not (sweep / "0").exists()
 
 
+@pytest.mark.exhaustive
 def test_jobs_at_once_keep_their_bill_and_the_worst_exit_code(workspace: Workspace) -> None:
     words = [*RUN, "hydra.sweep.dir=many", "train.steps=2", "train.seed=-1,1"]
     said = go(workspace, *words, code=2)
