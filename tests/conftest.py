@@ -111,7 +111,7 @@ def lasting_answers(shared_folder: Path) -> dict[Any, Any]:
     """The answers of these accountants, also from earlier sessions."""
     libraries = ("dp_accounting", "prv_accountant", "scipy", "numpy")
     sources = Path(accountants.__file__).parent
-    return KeptValues(lasting_folder("answers", shared_folder, sources, *libraries), Epsilon)
+    return KeptValues(lasting_folder("answers", shared_folder, [sources], *libraries), Epsilon)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,7 +38,7 @@ class KeptValues(dict[Any, Any]):
         return self._folder / f"kept-{hashlib.sha256(repr(key).encode()).hexdigest()}"
 
 
-def lasting_folder(name: str, of_session: Path, sources: Path, *libraries: str) -> Path:
+def lasting_folder(name: str, of_session: Path, sources: Iterable[Path], *libraries: str) -> Path:
     """Return a folder for what comes of sources and libraries as they are today.
 
     It is beside the bytecode, under a hash of every file of the sources and of the libraries'
@@ -47,16 +48,17 @@ def lasting_folder(name: str, of_session: Path, sources: Path, *libraries: str) 
     Args:
         name: What is kept.
         of_session: The folder to return where nothing may outlive the session.
-        sources: A folder.
+        sources: Folders.
         libraries: Modules and packages, by the names under which they are imported.
     """
     if sys.dont_write_bytecode:
         return of_session
     hashed = hashlib.sha256(repr((sys.version, [*map(_as_it_is, libraries)])).encode())
-    for path in sorted(path for path in sources.rglob("*") if path.is_file()):
-        if path.suffix != ".pyc":
-            content = path.read_bytes()
-            hashed.update(f"{path.relative_to(sources)} {len(content)} ".encode() + content)
+    for source in sources:
+        for path in sorted(path for path in source.rglob("*") if path.is_file()):
+            if path.suffix != ".pyc":
+                content = path.read_bytes()
+                hashed.update(f"{path.relative_to(source)} {len(content)} ".encode() + content)
     folder = Path(__file__).parent / "__pycache__" / f"{name}-{hashed.hexdigest()[:16]}"
     for other in folder.parent.glob(f"{name}-*"):
         if other != folder:

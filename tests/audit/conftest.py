@@ -29,8 +29,7 @@ def moods() -> list[dict[str, str]]:
 
 
 def train(workspace: Workspace, to: str, *words: str) -> None:
-    done = workspace.run("train", *TRAINED, "eval.enabled=false", f"hydra.run.dir={to}", *words)
-    assert done.code == 0, done.err
+    workspace.finished(*TRAINED, "eval.enabled=false", *words, f"hydra.run.dir={to}")
 
 
 @pytest.fixture(scope="session")

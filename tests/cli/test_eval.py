@@ -29,8 +29,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     workspace = make_workspace(tmp_path_factory.mktemp("eval"))
     arguments = (*TRAINING, *EVALUATION, "privacy.noise_multiplier=1", "train.steps=1")
     quick = ("eval.enabled=false", "hydra.run.dir=run")
-    outcome = workspace.run("train", *arguments, *quick)
-    assert outcome.code == 0, outcome.err
+    workspace.finished(*arguments, *quick)
     return workspace
 
 

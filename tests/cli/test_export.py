@@ -45,8 +45,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 def trained(workspace: Workspace, name: str) -> str:
     """Return a name of ``RUNS`` once there is that run."""
     if not (workspace.root / name).exists():
-        outcome = workspace.run("train", *PRIVATE, *RUNS[name], f"hydra.run.dir={name}")
-        assert outcome.code == 0, outcome.err
+        workspace.finished(*PRIVATE, *RUNS[name], f"hydra.run.dir={name}")
     return name
 
 

@@ -55,10 +55,7 @@ def trained(workspace: Workspace) -> Train:
     @functools.cache
     def train(name: str) -> Path:
         method = f"method={name.partition('-')[0]}"
-        arguments = (*ARGUMENTS, method, *METHODS[name], f"hydra.run.dir={name}")
-        outcome = workspace.run("train", *arguments)
-        assert outcome.code == 0, outcome.err
-        return workspace.root / name
+        return workspace.finished(*ARGUMENTS, method, *METHODS[name], f"hydra.run.dir={name}")
 
     return train
 

@@ -21,7 +21,7 @@ CHECKPOINT = "private/checkpoints/step-00000002"
 def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None) -> Workspace:
     """Run ``whole`` and ``cut``, the second broken off in its fourth step, and their kin."""
     made = make_workspace(tmp_path_factory.mktemp("bad"))
-    assert made.run("train", *RUN, "hydra.run.dir=whole").code == 0
+    made.finished(*RUN, "hydra.run.dir=whole")
     with pytest.MonkeyPatch.context() as patch:
         assert broken(made, patch, "cut", KeyboardInterrupt()).code == 130
     (made.root / "sweep").mkdir()

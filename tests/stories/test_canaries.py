@@ -27,9 +27,8 @@ def workspace(
     made = make_workspace(tmp_path_factory.mktemp("canaries"))
     with sharing(lasting_answers):
         words = ("audit.canaries=12", "audit.white_box=true", *FEW)
-        done = made.run("train", *RUN, *words, "hydra.run.dir=run")
-        assert done.code == 0, done.err
-        assert made.run("train", *RUN, "hydra.run.dir=plain").code == 0
+        made.finished(*RUN, *words, "hydra.run.dir=run")
+        made.finished(*RUN, "hydra.run.dir=plain")
     return made
 
 

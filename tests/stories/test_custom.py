@@ -36,8 +36,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
         table.writerow(["question", "answer", "customer_id"])
         table.writerows([f"{MARKER}, where is\n{n}?", f"In town {n}.", n % 20] for n in range(ROWS))
     write_moods(workspace.root / "moods")
-    outcome = workspace.run("train", *QA, *QUICK, HELD_OUT, "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    workspace.finished(*QA, *QUICK, HELD_OUT, "hydra.run.dir=run")
     return workspace
 
 

@@ -21,8 +21,7 @@ RUN = (*(word for word in RUN if "noise_seed" not in word), "eval.enabled=false"
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A run ``whole``, whose folder ``copy`` tests edit."""
     made = make_workspace(tmp_path_factory.mktemp("edited"))
-    outcome = made.run("train", *RUN, "hydra.run.dir=whole")
-    assert outcome.code == 0, outcome.err
+    made.finished(*RUN, "hydra.run.dir=whole")
     return made
 
 

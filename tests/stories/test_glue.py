@@ -51,8 +51,7 @@ def train(workspace: Workspace) -> Callable[[str], str]:
     @functools.cache
     def train(name: str) -> str:
         training = TRAINING if name in PRIVATE else PLAIN
-        outcome = workspace.run("train", *RUNS[name], *training, f"hydra.run.dir=runs/{name}")
-        assert outcome.code == 0, outcome.err
+        workspace.finished(*RUNS[name], *training, f"hydra.run.dir=runs/{name}")
         return name
 
     return train

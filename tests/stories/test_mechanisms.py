@@ -30,8 +30,7 @@ BANDED = ("mechanism=banded", "mechanism.bands=2")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A workspace with a finished run ``banded``."""
     made = make_workspace(tmp_path_factory.mktemp("mechanisms"))
-    outcome = made.run("train", *RUN, *BANDED, "privacy.accountant=pld", "hydra.run.dir=banded")
-    assert outcome.code == 0, outcome.err
+    made.finished(*RUN, *BANDED, "privacy.accountant=pld", "hydra.run.dir=banded")
     return made
 
 

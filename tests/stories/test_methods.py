@@ -71,9 +71,7 @@ def trained(workspace: Workspace) -> Train:
 
     @functools.cache
     def train(name: str) -> Path:
-        outcome = workspace.run("train", *arguments_of(name), f"hydra.run.dir={name}")
-        assert outcome.code == 0, outcome.err
-        return workspace.root / name
+        return workspace.finished(*arguments_of(name), f"hydra.run.dir={name}")
 
     return train
 

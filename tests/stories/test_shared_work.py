@@ -22,8 +22,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, shared_accounting: None)
     """A workspace with a finished run ``run`` and prompts."""
     made = make_workspace(tmp_path_factory.mktemp("shared"))
     words = (*TRAINING, STEPS, "privacy.noise_multiplier=1", "privacy.noise_seed=3")
-    outcome = made.run("train", *words, *EVALUATION, "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    made.finished(*words, *EVALUATION, "hydra.run.dir=run")
     write_rows(made.root / "prompts.jsonl", [(f"name[Inn {i}], near[x]", "") for i in range(5)])
     return made
 

@@ -1,13 +1,17 @@
 """A model of one layer, forty records and the arguments of a run of seconds."""
 
 import contextlib
+import functools
+import hashlib
 import html
 import io
 import json
 import logging
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +19,21 @@ from types import ModuleType
 from typing import IO, Any
 
 import pytest
+import torch
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+import dpft
 from dpft.cli.main import main
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.privacy.ledger import read_ledger
 from dpft.reports.run_record import read_own_evaluations
 from dpft.strict_model import as_json
+from tests.kept_values import lasting_folder
 
+PACKAGE = Path(dpft.__file__).parent
+CONF = PACKAGE.parent / "conf"
 MARKER = "Qzxmarker"
 TRAIN, TEST = 40, 6
 ANNOUNCEMENT = re.compile(r"\AINFO: (training model(?:.path)?=|resuming ).*\n")
@@ -65,6 +74,33 @@ class Workspace:
         said = ANNOUNCEMENT.sub("", err.getvalue(), count=1)
         return Outcome(code=code, out=out.getvalue(), err=said, new=new)
 
+    def finished(self, *arguments: str) -> Path:
+        """Return the folder of a finished run: it is trained once, and copied from then on.
+
+        A copy is taken if the sources of dpft, the versions of torch and transformers, the
+        arguments and all files of the workspace outside runs are the same.
+
+        Args:
+            arguments: Of ``dpft train``; the last one is ``hydra.run.dir=NAME``.
+        """
+        folder = self.root / arguments[-1].removeprefix("hydra.run.dir=")
+        runs = {ledger.parent for ledger in self.root.rglob("ledger.jsonl")}
+        hashed = hashlib.sha256(repr(arguments).encode())
+        for path in sorted(self.root.rglob("*")):
+            if path.is_file() and runs.isdisjoint(path.parents):
+                hashed.update(f"{path.relative_to(self.root)}".encode() + path.read_bytes())
+        kept = kept_runs() / hashed.hexdigest()
+        if kept.exists():
+            shutil.copytree(kept, folder, symlinks=True)
+            return folder
+        outcome = self.run("train", *arguments)
+        assert outcome.code == 0, outcome.err
+        made = kept.with_name(f"{kept.name}-{os.getpid()}")
+        shutil.copytree(folder, made, symlinks=True)
+        with contextlib.suppress(OSError):  # another worker was first
+            made.rename(kept)
+        return folder
+
     def refusal(self, *arguments: str) -> str:
         """Run a command that must be refused in one sentence and change nothing; return it."""
         outcome = self.run(*arguments)
@@ -78,6 +114,13 @@ class Workspace:
         assert prefix == "dpft: error: "
         assert sentence.count("\n") == 1, outcome.err
         return sentence.rstrip("\n")
+
+
+@functools.cache
+def kept_runs() -> Path:
+    """Return the folder of finished runs of these sources."""
+    of_session = Path(tempfile.gettempdir(), f"dpft-runs-{os.getpid()}")
+    return lasting_folder("runs", of_session, [PACKAGE, CONF], "torch", "transformers", "peft")
 
 
 def card_of(workspace: Workspace, run: str) -> str:
@@ -119,7 +162,9 @@ def make_workspace(root: Path) -> Workspace:
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
         bos_token_id=tokenizer.eos_token_id, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
-    GPT2LMHeadModel(config).save_pretrained(root / "model")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the same model in each workspace, as its finished runs need
+        GPT2LMHeadModel(config).save_pretrained(root / "model")
     tokenizer.save_pretrained(root / "model")
     (root / "data").mkdir()
     train = [(f"name[Place {i}], eatType[pub]", f"Place {i} is a pub.") for i in range(TRAIN - 2)]
