@@ -1,5 +1,6 @@
 """Figures of the site, drawn from the measured tables when it is built."""
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import Any
 
 from dpft.reports.rendering import COLORS, draw_svg
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results.md"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+RESULTS = BENCHMARKS / "results.md"
 ROWS = {
     "full, book-keeping": "dpft, book-keeping",
     "LoRA rank 4 / non-private LoRA": "dpft, LoRA",
@@ -29,7 +31,15 @@ def figures() -> dict[str, str]:
         "results/figures/memory.svg": _bars(
             names, memory, "memory", "peak memory, ordinary training = 1"
         ),
+        "results/figures/curve.svg": _curve(scores_by_epsilon(BENCHMARKS / "real_lm")),
     }
+
+
+def scores_by_epsilon(folder: Path) -> dict[str, float]:
+    """Return BLEU by ε of the rows ``curve-*.json``, ascending; ``none`` is last."""
+    rows = [json.loads(file.read_text()) for file in folder.glob("curve-*.json")]
+    scores = {row["eps"]: row["scores"]["bleu"] for row in rows}
+    return dict(sorted(scores.items(), key=lambda item: float(item[0].replace("none", "inf"))))
 
 
 def ratios(text: str) -> dict[str, tuple[float, float]]:
@@ -54,3 +64,19 @@ def _bars(names: Sequence[str], values: Sequence[float], name: str, label: str) 
         axes.set(xlabel=label, xlim=(0, max(values) * 1.12))
 
     return str(draw_svg(draw, name=name, label=label, height=2.9))
+
+
+def _curve(scores: dict[str, float]) -> str:
+    private = {float(eps): score for eps, score in scores.items() if eps != "none"}
+
+    def draw(axes: Any) -> None:
+        axes.plot([*private], [*private.values()], marker="o", color=COLORS[0], label="private")
+        if "none" in scores:
+            axes.axhline(scores["none"], color=COLORS[1], linestyle="--", label="not private")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([*private], [f"{eps:g}" for eps in private])
+        axes.set(xlabel="ε (log scale)", ylabel="BLEU")
+        axes.legend()
+
+    label = "BLEU on E2E by ε, SmolLM2-135M with LoRA"
+    return str(draw_svg(draw, name="curve", label=label))
