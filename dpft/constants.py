@@ -1,4 +1,4 @@
-"""Constants that tasks, data and models share: kinds of models, and kinds of answers."""
+"""Constants shared by tasks, data and models: the kinds of models and the kinds of answers."""
 
 import re
 from dataclasses import dataclass
@@ -18,28 +18,28 @@ IMAGE_CLASSIFIER = "image_classifier"
 LANGUAGE_KINDS = (CAUSAL, SEQ2SEQ, MASKED)
 
 TEXT, LABEL_WORDS, CLASSES, SCORE = "text", "label_words", "classes", "score"
-"""Kinds of an answer: a text; one of a few label words; a class of a classifier; a number of a
-classifier."""
+"""Kinds of answers of a model: a generated text, one of a few label words, a classifier's class, or
+a classifier's number."""
 
 TEXTS, LABELS, ATTRIBUTES = "texts", "labels", "attributes"
-"""Kinds of a task's answers, which determine how they are scored: texts; a class or a number for
-each record; several attributes of each record, each present or absent."""
+"""Kinds of answers of a task, which determine the metrics: texts; a class or a number for each
+record; or several attributes for each record, each present or absent."""
 
 DeltaRule = Literal["published", "own_data"]
 PUBLISHED: Final = "published"
 OWN_DATA: Final = "own_data"
-"""Which default delta a task uses: that of the papers, or that for a user's data."""
+"""Rules for the default delta of a task: the papers' rule, or the rule for a user's data."""
 
 NOTHING, PROMPTS = "num", "prompts"
-"""Input of ``dpft generate``, by its keys: no input, for a number of texts; or rows of the user's
-prompts."""
+"""Input of ``dpft generate``, named by its configuration key: no input except the number of texts
+(``num``), or a file of prompts (``prompts``)."""
 
 GAP, SENTINEL = re.compile(r"_{4,}"), re.compile(r"<extra_id_(\d+)>")
-"""A gap in a text, in place of whole words, for a model that has learned to fill hidden spans. T5's
-name of the gap, which also precedes the text that the model generates for the gap."""
+"""Patterns for models that have learned to fill hidden spans: a gap, which replaces whole words in
+a prompt; and T5's sentinel for a gap, which precedes the text that the model generates for it."""
 
 IGNORED_LABEL = -100
-"""Label of a token without loss, for every kind of model."""
+"""Label of a token that does not contribute to the loss, for every kind of model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +47,10 @@ class Head:
     """The output head of a model."""
 
     kind: str
-    """One of the kinds above."""
+    """One of the kinds of models above."""
     labels: tuple[str, ...] = ()
-    """For a classifier: names of the classes; empty if the classifier outputs one number,
-    a score."""
+    """For a classifier: the names of its classes. Empty if the classifier outputs a score, which is
+    one number."""
 
     @property
     def num_outputs(self) -> int:

@@ -1,4 +1,4 @@
-"""Devices: find the accelerator, measure its memory, synchronize it; any type that torch supports.
+"""Devices of any type that torch supports: detection, memory, precision, order of additions.
 
 All differences between device types are handled here, by ``torch.accelerator`` and by the module of
 each type. Such modules are ``torch.cuda`` (also for AMD devices), ``torch.xpu``, ``torch.mps``, or
@@ -45,8 +45,8 @@ def chosen_device(word: str) -> torch.device | None:
     """Return the device for a configured name, or None if the machine has no such device.
 
     Args:
-        word: cpu; accelerator, or its type, such as cuda; or auto, which uses an accelerator if
-            there is one.
+        word: Either cpu; or accelerator or its type, such as cuda; or auto, which means the
+            accelerator if there is one, and otherwise the CPU.
     """
     there = accelerator()
     if word == "cpu" or (word == "auto" and there is None):
@@ -174,7 +174,10 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContext
 
 @cache
 def multiplies_halves(device: torch.device) -> bool:
-    """Return whether a device multiplies half precision into float32 without other rounding."""
+    """Return whether a device adds products of bfloat16 numbers in float32 without rounding them.
+
+    The check multiplies small matrices whose exact result float32 can represent.
+    """
     if device.type in ("cpu", "meta"):
         return False
     with (
@@ -201,8 +204,8 @@ def add_in_one_order(device: torch.device, *, strictly: bool = False) -> None:
 
     Args:
         device: The device to compute on; nothing changes for a CPU.
-        strictly: Whether kernels without a fixed order raise an error, and attention kernels use a
-            fixed order. If False, both add as before.
+        strictly: Whether a kernel that has no fixed order raises an error, and attention kernels
+            use a fixed order. If False, such kernels add in any order, without an error.
     """
     if device.type == "cpu":
         return
@@ -254,7 +257,7 @@ def add_rows(into: Tensor, index: Tensor, rows: Tensor) -> Tensor:
 
 
 def random_state(device: torch.device) -> Tensor | None:
-    """Return the state of an accelerator's generator; None for a CPU, which uses torch's own."""
+    """Return the state of an accelerator's random generator; None if the device is a CPU."""
     if device.type in ("cpu", "meta"):
         return None
     module = torch.get_device_module(device)
@@ -269,7 +272,7 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
 
 
 def seed_generator(device: torch.device, seed: int) -> None:
-    """Seed an accelerator's generator, which its kernels draw from."""
+    """Seed the random generator of an accelerator, from which its kernels draw."""
     module = torch.get_device_module(device)
     generators = getattr(module, "default_generators", None)
     if generators:
@@ -280,7 +283,7 @@ def seed_generator(device: torch.device, seed: int) -> None:
 
 @contextmanager
 def random_states_kept(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Restore the states of the generators of the CPU and of some accelerators after the block."""
+    """Restore the random generators of the CPU and of the given accelerators after the block."""
     cpu_state = torch.get_rng_state()
     states = {device: random_state(device) for device in devices}
     try:

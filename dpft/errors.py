@@ -17,7 +17,7 @@ _records_were_read = Event()
 
 
 def note_records_read() -> None:
-    """Record that messages of unexpected errors may quote a record from now on."""
+    """Note that, from now on, the message of an unexpected error may quote a record."""
     _records_were_read.set()
 
 
@@ -83,7 +83,7 @@ class InputError(DpftError, ValueError):
 
 
 class Faults:
-    """Collector of the faults of several checks, so that one error reports all of them.
+    """Collector of faults from several checks, which are then reported in a single error.
 
     >>> faults = Faults()
     >>> with faults.gathering():

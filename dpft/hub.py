@@ -1,7 +1,7 @@
 """Access to the Hugging Face Hub: check whether it is reachable, and upload exported models.
 
-One quick request precedes all requests of libraries. Without a network, libraries retry every file
-for 23 seconds, and an error that takes a minute looks like a hang.
+Before libraries access the Hub, dpft sends one quick request. Without a network, libraries retry
+every file for 23 seconds, and an error that takes a minute looks like a hang.
 """
 
 import functools

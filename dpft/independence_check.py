@@ -2,9 +2,9 @@
 
 A per-example gradient exists only if row i of the output depends only on row i of the input. The
 clipper bounds that gradient, but cannot detect information that flows between rows
-(docs/dev/design.md, rule 3). Models without batch normalization may have convolutions with filters
-that are standardized before use (Qiao et al. 2019, arXiv 1903.10520). Models and the clipper share
-the implementation of that layer in this module.
+(docs/dev/design.md, rule 3). Some models replace batch normalization by convolutions that
+standardize their filters before use (Qiao et al. 2019, arXiv 1903.10520). This module implements
+that convolution for the models and for the clipper.
 """
 
 import re
@@ -77,10 +77,10 @@ def _mixing_reason(module: nn.Module, *, training: bool) -> str | None:
 
 
 def fix_rotary_scale(model: nn.Module) -> None:
-    """Give rotary positions the scale of short texts, regardless of the longest example.
+    """Fix rotary position embeddings at the scale for short texts, regardless of the batch.
 
-    Transformers uses this scale for every text with at most
-    ``dpft.models.architecture.max_positions`` tokens, and dpft reads no longer texts.
+    Transformers uses this scale if the longest text of the batch has at most
+    ``dpft.models.architecture.max_positions`` tokens. dpft never reads longer texts.
     """
     for module in model.modules():
         if not _rope_types(module) & LENGTH_DEPENDENT_ROPE:
@@ -129,7 +129,7 @@ def standardized(weight: Tensor) -> Tensor:
 
 
 def pulled_back(weight: Tensor, gradients: Tensor) -> Tensor:
-    """Convert gradients with respect to a standardized weight to gradients of the weight.
+    """Convert gradients of a standardized weight to gradients of the weight before standardization.
 
     Standardization does not depend on the input, so each example's gradient passes through the same
     linear map. Let w be a standardized filter, s its scale and g the gradient of w. The result is

@@ -1,8 +1,8 @@
 """The memory that this process may use.
 
-The result is the total memory of the machine, or the limit of the container, not the currently free
-memory. Free memory depends on records that are already loaded, and public files contain values
-derived from the result.
+The functions return the total memory of the machine or the limit of its container, and never the
+memory that is currently free. The free memory depends on records that are already loaded, and
+public files contain values that are derived from these results.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 OF_VERSION_1 = CGROUPS / "memory" / "memory.limit_in_bytes"
 USABLE = 0.75
 """Share of a device's memory that training plans to use. The rest is for records, for other
-programs, and for errors of the plan of up to 15 % (benchmarks/run_memory.py)."""
+programs, and for errors of up to 15 % in the estimate (benchmarks/run_memory.py)."""
 
 
 def usable_memory(device: "torch.device") -> int | None:

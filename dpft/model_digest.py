@@ -1,11 +1,11 @@
 """Digests of a released model's tensors, with which later commands recognize the model.
 
-A run's guarantee applies to the weights that it released. The closing line of its ledger contains
-one digest of them, over the list of all tensors by name. ``tensors.json`` next to the weights
-contains this list, so that a user who merges or exports the model can trace each tensor. Released
-weights are noisy, so their digest is post-processing. The effect of an adapter depends on its base
-and its settings, so the digest includes the digests of both. The configuration of a whole model and
-the tokenizer are public and not included.
+A run's guarantee applies to the weights that it released. The file ``tensors.json`` next to the
+weights lists the digest of each tensor by name, so that a user who merges or exports the model can
+trace each tensor. The closing line of the ledger contains one digest of this list. Released weights
+are noisy, so their digest is post-processing. The effect of an adapter depends on its base and its
+settings, so its digest also covers both. The configuration of a whole model and the tokenizer are
+public and not included.
 
 Importing this module does not import torch, because safetensors files are read directly from disk.
 """
@@ -20,21 +20,22 @@ from dpft.errors import StateError
 from dpft.run_folder import read_file, write_json
 
 TENSORS = "tensors.json"
-"""File in a model's folder with the digest of each tensor by name, and the digest of all
-of them."""
+"""File in a model's folder with the digest of each tensor by name, and with the one digest of the
+whole model."""
 WEIGHTS = "*.safetensors"
 ADAPTER = "adapter_config.json"
-"""Configuration file that libraries use to load adapters; it may name a base other than the weights
-next to it."""
+"""Configuration file with which libraries load an adapter. It may name a base that differs from the
+weights in the same folder."""
 SETTINGS = (ADAPTER, "dpft_adapter.json")
 """Files that specify how an adapter is applied to its base."""
 ADDRESS, BASE = "base_model_name_or_path", "base"
-"""Key of ``SETTINGS`` with the location of the base, and the folder of an adapter's own base. If
-the base is in that folder, the key changes when the folder moves."""
+"""Key in the ``SETTINGS`` files that locates the base, and the subfolder for a base that is stored
+with its adapter. The value of the key for such a base changes when the folder moves, so the digest
+omits the key."""
 OTHER_WEIGHTS = (".bin", ".ckpt", ".h5", ".msgpack", ".pickle", ".pkl", ".pt", ".pth")
 """Suffixes of other files with weights, which no run writes."""
 PIECE = 2**22
-"""Number of bytes that are read at once."""
+"""Number of bytes that are read from a file at once."""
 
 
 def write_released(model: Path, base: str | None = None) -> str:
@@ -200,7 +201,7 @@ def digests_in(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _recorded(model: Path) -> dict[str, Any]:
-    """Return the content of the folder's own list of digests; empty if the list cannot be read."""
+    """Return the content of ``tensors.json`` in a folder; empty if the file cannot be read."""
     try:
         content = json.loads(read_file(model / TENSORS))
     except (OSError, RecursionError, StateError, ValueError):
@@ -209,7 +210,7 @@ def _recorded(model: Path) -> dict[str, Any]:
 
 
 def _first_difference(model: Path, tensors: Mapping[str, str], settings: Mapping[str, str]) -> str:
-    """Return a description of the first difference from the folder's own list, if it shows one."""
+    """Describe the first difference from ``tensors.json``; return "" if there is none."""
     recorded, actual = _recorded(model), {"tensors": tensors, "settings": settings}
     for kind, now in actual.items():
         expected = recorded.get(kind, {})

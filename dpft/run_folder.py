@@ -53,8 +53,7 @@ PREDICTIONS, SAMPLES = "predictions.jsonl", "samples.md"
 WRONG_IMAGES = "wrong_images.png"
 """Some misclassified images of a public split; not written for a private split."""
 TEXTS_OF_EVALUATIONS = ("predictions*.jsonl", "samples*.md", "wrong_images*.png")
-"""Patterns of the files with texts of an evaluation: one file each, or one for each part of a
-split."""
+"""Patterns of the three files above. If a split has several parts, each part has its own files."""
 
 # Public: results of later commands.
 GENERATED, EXPORT = "generated", "export"
@@ -106,8 +105,8 @@ PARTIAL_CHECKPOINT = ".step-*.partial"
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 """Files in each checkpoint; for a sharded model, one file per shard (``shard_name``)."""
 STATE, KEYS = "state.json", "generators.json"
-"""Files in each checkpoint: values that the run is bound to, and its secret keys until they are
-deleted."""
+"""Files in each checkpoint: the values that must be unchanged when the run resumes, and the secret
+keys, until these are deleted."""
 HISTORY = "noise.safetensors"
 """File in each checkpoint of a mechanism with correlated noise, one per rank (``shard_name``). The
 file is as secret as the keys, and is deleted with them."""
@@ -250,7 +249,7 @@ def read_file(path: Path) -> bytes:
 def read_yaml(path: Path) -> Any:
     """Return the plain values of a YAML file that dpft wrote, such as a run's config.yaml.
 
-    Texts remain unchanged: YAML does not define OmegaConf's ``${...}``, so it is not resolved.
+    Interpolations of OmegaConf (``${...}``) are not resolved and remain in the texts.
     """
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -386,7 +385,7 @@ def hold_run(run: Path) -> Iterator[None]:
 
 
 def is_base_model(path: str | Path) -> bool:
-    """Return whether a folder is one in which a run stores a model passed as an object."""
+    """Return whether a path is the folder in which a run stores a model passed as an object."""
     return Path(path).parts[-2:] == Path(BASE_MODEL).parts
 
 
@@ -415,14 +414,14 @@ def checkpoint_name(step: int) -> str:
 
 
 def what_lacks(folder: Path, wanted: str) -> str:
-    """Return why a path is not a folder that contains a wanted file, for the end of a message."""
+    """Return the reason why a folder has no ``wanted`` file, as the end of an error message."""
     if folder.is_dir():
         return f"has no {wanted}"
     return "is not a folder" if folder.exists() else "does not exist"
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the folder itself if it is a run, or the runs of a sweep in it, by number."""
+    """Return the folder if it is a run, or else the runs of the sweep in it, sorted by number."""
     if (folder / CONFIGURATION).is_file():
         return [folder]
     runs = [path.parent for path in folder.glob(f"[!.]*/{CONFIGURATION}") if path.is_file()]

@@ -3,13 +3,13 @@
 Reading, importing, loading, checking and encoding can take minutes without output for a large
 model. Each stage calls ``show_startup_stage``, which does nothing if no line is drawn (in a pipe or
 in a program). The line is redrawn once a second and does not depend on steps (docs/dev/design.md,
-rule 7). The line is drawn without a library, because importing a progress bar library takes part of
-the time that the line covers.
+rule 7). The line is drawn without a library, because importing a progress bar library would itself
+take a noticeable part of the start.
 
     with shown_startup():
         show_startup_stage(READING)
         ...
-        end_startup()  # a bar of its own follows
+        end_startup()  # the progress bar of the steps follows
 """
 
 import logging
@@ -39,7 +39,7 @@ ERASE = "\r\x1b[2K"
 
 
 class StartupLine:
-    """The line of one run."""
+    """The line in the terminal that shows the stages of one run's start."""
 
     def __init__(self, stream: TextIO) -> None:
         """Prepare to draw on a terminal."""

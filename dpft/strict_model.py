@@ -48,7 +48,7 @@ class StrictModel(BaseModel):
         self._check_fields()
 
     def _check_fields(self) -> None:
-        """Reject inconsistent values, in a class with fields that depend on each other."""
+        """Reject inconsistent values; overridden in classes whose fields depend on each other."""
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed, validated like a new instance."""
@@ -76,8 +76,8 @@ Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 def description(kind: type[BaseModel], name: str) -> str:
     """Return the text below a field, or below the field of a base class that it overrides.
 
-    ``use_attribute_docstrings`` of pydantic reads the source of each class when the class is
-    defined, which takes a third of a second for all sections.
+    pydantic's ``use_attribute_docstrings`` is not used, because it reads the source of each class
+    when the class is defined. For all sections together, this takes a third of a second.
     """
     texts = (_texts(base.__module__).get((base.__qualname__, name)) for base in kind.__mro__)
     return " ".join(next(filter(None, texts), "").split())
@@ -186,7 +186,7 @@ def as_json(value: Any) -> Any:
 
 
 def json_text(value: Any) -> str:
-    """Return a model as the text of its file, or as a command prints it, without the newline."""
+    """Return a model as JSON text for a file or for stdout, without a final newline."""
     return json.dumps(as_json(value), indent=2, sort_keys=True)
 
 
@@ -241,7 +241,7 @@ def merge_models(kind: type[Model], *parts: BaseModel, **values: Any) -> Model:
 
     Args:
         kind: The class of the model.
-        parts: Models, each with some of its fields and no others.
+        parts: Models whose fields are all fields of ``kind``.
         values: Further fields.
     """
     fields: dict[str, Any] = {}

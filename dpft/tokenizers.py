@@ -5,14 +5,16 @@ modified. By default a unit is one record. The first N words of each unit are co
 m times. The counts are then scaled down to an L2 norm of at most k. These steps depend only on the
 unit. N, m and k are in `TokenizerConfig`, the section ``tokenizer`` of ``dpft tokenizer``.
 
-Counts are whole multiples of ``RESOLUTION``, rounded towards zero. Their sums are therefore exact,
-and a unit changes them by at most k and m, to the last bit.
+Counts are whole multiples of ``RESOLUTION``, rounded towards zero. Their sums are therefore exact.
+Adding or removing a unit changes them by at most k in L2 norm and by at most m in each count,
+without any rounding error.
 
     python -m dpft.tokenizers HISTOGRAM.tsv PIECES.json VOCAB_SIZE ALGORITHM
 
-Pieces are trained in a separate process, which receives only the released histogram. Its output is
-post-processing and costs no privacy. The process uses the identity normalization, covers every
-character of the words, and runs in one thread. Equal histograms therefore give equal pieces.
+This command trains the pieces in a separate process, which receives only the released histogram.
+Its output is post-processing and costs no privacy. The process uses the identity normalization,
+covers every character of the words, and runs in one thread. Equal histograms therefore give equal
+pieces.
 """
 
 import io
@@ -62,7 +64,7 @@ class Caps:
 
 @dataclass(frozen=True, kw_only=True)
 class WordHistogram:
-    """Exact counts; private."""
+    """Exact counts of the words of all records; private."""
 
     words: tuple[str, ...]
     """Distinct words of the records."""
@@ -102,7 +104,7 @@ def count_words(texts: Iterable[tuple[str, str]], caps: Caps, *, by_unit: bool) 
     """Return the histogram of the words of all records.
 
     Args:
-        texts: Text and unit of each record; read once.
+        texts: Pairs of the text and the unit of each record; the iterable is read only once.
         caps: Bounds for each unit.
         by_unit: Whether the records of one unit are counted together; if False, each record is a
             unit.
@@ -142,8 +144,8 @@ UNIGRAM: Final = "unigram"
 BPE: Final = "bpe"
 CHAR: Final = "char"
 FEWEST_PIECES = 2
-"""Minimum vocabulary size of unigram and bpe, which need a piece for each character: that of a
-one-letter word, and the space before it."""
+"""Minimum vocabulary size of unigram and bpe, which need one piece for each character. Even a
+one-letter word has two characters: the letter, and the space before the word."""
 MOST_PIECES = 2_000_000
 """Maximum vocabulary size. For unigram, SentencePiece considers a million pieces in addition to the
 characters. Much larger sizes are impossible, and SentencePiece needs hours to reject them."""
@@ -189,19 +191,19 @@ SECONDS = 24 * 3600
 
 
 Pieces: TypeAlias = Sequence[tuple[str, float]]
-"""A vocabulary without its special tokens. Each piece has a score: a log probability, or for bpe
-minus the position of its merge."""
+"""A vocabulary without its special tokens: pieces with their scores. A score is a log probability,
+or, for bpe, the negative position of the merge."""
 
 
 class VocabularyError(InputError):
-    """Error for a vocabulary size that the words do not support."""
+    """Error for a vocabulary size that is too large or too small for the words."""
 
 
 def train_pieces(histogram: Path, out: Path, *, vocab_size: int, algorithm: str) -> Pieces:
     """Return the pieces that a separate process trains on a histogram.
 
     Raises:
-        VocabularyError: The words do not support this many pieces, or require more.
+        VocabularyError: The words are too few for so many pieces, or require more pieces.
         RunError: The process failed for another reason.
     """
     # Pass only the file name, because SentencePiece splits paths at commas.
@@ -242,7 +244,7 @@ def _failure(stderr: str, vocab_size: int) -> Exception:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train, and write the pieces with their scores."""
+    """Train the pieces, and write them with their scores."""
     import sentencepiece
 
     histogram, out, vocab_size, algorithm = arguments

@@ -66,7 +66,8 @@ class Scorer:
     """The model, on its device."""
     encoding: Encoding
     batch_size: int
-    """Number of the longest records that are processed at once."""
+    """Number of records of the maximum length that are processed at once; batches of shorter
+    records contain more of them."""
 
     def log_likelihoods(self, records: Sequence[Record]) -> list[float]:
         """Return the log-likelihood of the learned part of each record, in nats, in order.
@@ -91,7 +92,7 @@ class Scorer:
 
 
 def trained(run: AuditedRun, batch_size: int) -> Scorer:
-    """Return the model that the run released."""
+    """Return a scorer with the model that the run released."""
     model = trained_model_of_run(run.folder, run.config)
     return Scorer(
         model=model.on_device(run.config.task, run.device.prepare()),
@@ -101,7 +102,7 @@ def trained(run: AuditedRun, batch_size: int) -> Scorer:
 
 
 def untrained(run: AuditedRun, batch_size: int) -> Scorer:
-    """Return the model that the run started from, which is as public as its source."""
+    """Return a scorer with the model before training, which is as public as its source."""
     encoding = trained_model_of_run(run.folder, run.config).encoding(
         run.config.task, max_new_tokens=None
     )
@@ -171,7 +172,7 @@ def read_run_records(run: Path, config: TrainConfig, encoding: Encoding) -> RunR
 def records_and_unseen(
     run: Path, config: TrainConfig, encoding: Encoding
 ) -> tuple[RunRecords | str, Unseen | str]:
-    """Return the training records and other records; for each, a reason if it is not available."""
+    """Return the training records and other records, or the reason why either is not available."""
     try:
         records = read_run_records(run, config, encoding)
     except InputError as error:
@@ -305,7 +306,10 @@ def _trained_places(
 
 
 def _check_fingerprint(run: Path, rows: EncodedRows, units: list[list[int]] | None) -> None:
-    """Reject records other than the training records, if the run still has its fingerprint."""
+    """Reject records other than those that the run was trained on, by the run's fingerprint.
+
+    Without the fingerprint, accept any records.
+    """
     path = run / FINGERPRINT
     if not path.exists():
         logger.warning(

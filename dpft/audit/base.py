@@ -29,7 +29,7 @@ from dpft.training.training_config import DeviceConfig
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedRun:
-    """The audited run, in the form that every audit receives."""
+    """The audited run, with everything that an audit needs to know about it."""
 
     folder: Path
     config: TrainConfig
@@ -46,21 +46,21 @@ class Finding:
     """The outcome of an audit."""
 
     record: Any
-    """The whole outcome as a record; private."""
+    """All results of the audit, as the object that is written to JSON; private."""
     rows: Sequence[tuple[str, str]] = ()
-    """Quantities and their values as text, for a terminal."""
+    """Rows to print on a terminal: a quantity and its value, both as text."""
     parts: Sequence[Grid | str] = ()
     """Tables and sentences to print instead of ``rows``."""
     files: Sequence[str] = ()
-    """Sentences with the paths of the files that the audit has written itself; empty if it has
-    written no files."""
+    """Sentences that name the files that the audit itself has written; empty if the command must
+    write ``record``."""
     notes: Sequence[str] = ()
     """Sentences that are necessary to interpret the numbers."""
     figures: Mapping[str, str] = field(default_factory=dict)
-    """SVG by name; as public as the whole finding."""
+    """Plots as SVG, by name. They are private unless ``released`` is set."""
     released: GuessesInShort | ExposureTable | None = None
-    """Part of the finding that the run's report shows, including the figures. This part must depend
-    only on canaries and public information. None to show nothing."""
+    """Results that the run's report shows together with the figures. They must depend only on
+    canaries and public information. None: the report shows nothing."""
 
 
 class Audit(Section, ABC):

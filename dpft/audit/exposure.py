@@ -3,20 +3,21 @@
 The method is from Carlini et al. 2019, "The secret sharer" (arXiv 1802.08232). A canary is a fixed
 prefix and a random suffix from a set R. The model assigns every suffix in R a log-perplexity in
 bits, which is summed over its tokens and lower for more likely suffixes. Exposure is log2 |R| -
-log2 rank. The rank is the number of suffixes with at most the log-perplexity of the canary. A
+log2 rank. The rank is the number of suffixes whose log-perplexity is at most that of the canary. A
 canary that was never trained on has a uniformly distributed rank: P(exposure >= x) = 2^-x, with
 mean 1 / ln 2 = 1.4427 bits. A canary trained on once under (eps, delta)-differential privacy has
 P(exposure >= x) <= e^eps 2^-x + delta.
 
-If R is too large to rank, a skew-normal distribution is fitted to log-perplexities. This is their
-"approximation by distribution model", used by Li et al. 2022, Appendix M. Exposure is then minus
-log2 of the probability mass below the canary's log-perplexity. It can exceed log2 |R|. The
-Kolmogorov-Smirnov distance shows the quality of the fit. Findings are listed by number of
-repetitions, as in Li et al. 2022, Table 9.
+If R is too large to rank, a skew-normal distribution is fitted to log-perplexities. Carlini et al.
+call this "approximation by distribution model", and Li et al. 2022, Appendix M, use it. Exposure is
+then minus log2 of the probability mass below the canary's log-perplexity, which can exceed
+log2 |R|. The Kolmogorov-Smirnov distance shows the quality of the fit. Findings are listed by
+number of repetitions, as in Li et al. 2022, Table 9.
 
-A suffix's likelihood is a product over its n words. Scoring the contexts of each length therefore
-gives all V^n suffixes: 11,111 rows for 100,000 suffixes. Shapes: c contexts, v words of the
-sub-vocabulary.
+The likelihood of a suffix is a product over its n words, each given the words before it (its
+context). All V^n suffixes are therefore scored by running the model once on each context of 0 to
+n - 1 words: for V = 10 and n = 5, 11,111 contexts give 100,000 suffixes. Shapes: c contexts, v
+words of the sub-vocabulary.
 
 >>> exact_exposure(3.0, [3.0, 4.0, 5.0, 6.0])
 2.0
@@ -98,7 +99,7 @@ class ExposureConfig(Audit):
 def _exposures(
     run: AuditedRun, scorer: "Scorer", canaries: Sequence[Canary], count: Callable[[int], None]
 ) -> "list[Exposed]":
-    """Return the exposure of each canary in one model, which the caller does not keep."""
+    """Return the exposure of each canary in one model; callers free the model afterwards."""
     from dpft.data.encoding import TokenEncoding
 
     assert isinstance(scorer.encoding, TokenEncoding)  # Canaries are texts.
@@ -125,7 +126,8 @@ MEAN_UNSEEN = 1 / math.log(2)
 TAIL = 1e-4
 """Probabilities below this value are integrated in logarithms."""
 STEPS, REACH = 4000, 60.0
-"""Number of integration steps of a tail, and its length in units of the initial decay length."""
+"""Number of steps of the integration over a tail, and length of the integration interval in units
+of the decay length at its start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +141,8 @@ class SkewNormal:
         distance: Kolmogorov-Smirnov statistic: the largest distance of the two distribution
             functions.
         p_value: p-value of ``distance``. It is too large, because the parameters were fitted to the
-            same values. A small p-value therefore indicates a bad fit, but a large one means
-            little.
+            same values. A small p-value therefore indicates a bad fit, but a large p-value does not
+            indicate a good fit.
         count: Number of fitted values.
     """
 
@@ -167,9 +169,9 @@ class SkewNormal:
     def _log_tail(self, place: float) -> float:
         """Return the logarithm of the probability mass below a point in the lower tail.
 
-        The logarithm of the density is concave, so below the point it decreases at least as fast as
-        at the point. The integral is therefore that of an exponential times a factor, which is
-        integrated numerically.
+        The logarithm of the density is concave, so the density below the point decays at least as
+        fast as the exponential with the decay rate at the point. The density is integrated
+        numerically over a multiple of that exponential's decay length.
         """
         from scipy.integrate import trapezoid
 
@@ -192,7 +194,7 @@ def exact_exposure(log_perplexity: float, candidates: ArrayLike) -> float:
     """Return the exposure of a canary by its rank among all suffixes.
 
     Args:
-        log_perplexity: Log-perplexity of the canary's suffix, as computed among the candidates.
+        log_perplexity: Log-perplexity of the canary's suffix, exactly as in ``candidates``.
         candidates: Log-perplexity of every possible suffix, including the canary's own, shape (r,).
 
     Raises:
@@ -314,7 +316,7 @@ def _bits_of_words(
     contexts: Sequence[tuple[int, ...]],
     place: int,
 ) -> NDArray[np.float64]:
-    """Return the log-perplexity of each word as the next one of each context, shape (c, v)."""
+    """Return the log-perplexity of each word after each context, in bits, shape (c, v)."""
     from dpft.models.losses import token_logits
 
     missing = [words[0]] * (len(table.places) - place)

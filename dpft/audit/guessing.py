@@ -8,9 +8,9 @@ this order:
 
 1. **Any (epsilon, delta)-DP mechanism** (`epsilon_lower_bound`): Steinke, Nasr and Jagielski 2023,
    "Privacy auditing with one (1) training run" (arXiv 2305.08846). Consider a coin with probability
-   q = e^eps / (1 + e^eps). Under (eps, 0)-DP, r guesses are right no more often than r tosses of
-   this coin. This holds although all guesses are about one model (Theorem 5.2). With delta, the
-   probability of v or more right guesses is at most
+   q = e^eps / (1 + e^eps). Under (eps, 0)-DP, the number of right guesses among r is stochastically
+   at most the number of heads in r tosses of this coin. This holds although all guesses are about
+   one model (Theorem 5.2). With delta, the probability of v or more right guesses is at most
 
        P[B >= v] + 2 m delta * max over i in 1..v of P[v > B >= v - i] / i,   B ~ Binomial(r, q)
 
@@ -26,26 +26,26 @@ this order:
    Inverting J's coin turns a right guess about J into a wrong guess and does not change the other
    guesses. The curve therefore bounds the event "J right, i - 1 or more of the others right" by the
    same event with J wrong: h_{i-1} >= f(1 - r_i). The inequality is averaged over J and all coins,
-   because f is convex and symmetric. Suppose P[C >= v] = tau. The least restrictive case has all of
-   tau at v, and at each smaller i the smallest p_i that the inequality allows. If r_0 + h_0, which
-   equals c / m, would exceed c / m, tau is impossible (their Algorithm 3). The largest mu that is
-   ruled out is a lower bound for every mechanism. Its epsilon is a lower bound only if the curve is
-   Gaussian.
-3. **Independent canaries** (`find_contradiction_independent`): a trade-off curve allows a mechanism
-   whose leaks share one source of randomness. Such a mechanism reveals nothing in 19 of 20
-   trainings and much about every canary in the twentieth. Therefore, 841 right guesses of 1,000
-   only rule out a Gaussian mu of up to 0.68. DP-SGD adds noise that is independent in every
-   direction. Suppose that each canary moves the weights in its own direction. Observations of one
-   canary then reveal nothing about another's coin. Each canary is guessed right with a probability
-   of at most a = 1 - alpha, with f(alpha) = alpha (Phi(mu / 2) for a Gaussian). The number of right
-   guesses about all m canaries is at most binomial. The same 841 right guesses then rule out mu <
-   1.84.
+   because f is convex and symmetric. Suppose P[C >= v] = tau. In the least restrictive case, all of
+   tau is at v, and p_i for each smaller i is the smallest value that the inequality allows. By
+   definition, r_0 + h_0 = c / m. If this sum is larger even in that case, tau is impossible (their
+   Algorithm 3). The largest mu that is ruled out is a lower bound for every mechanism. Its epsilon
+   is a lower bound only if the curve is Gaussian.
+3. **Independent canaries** (`find_contradiction_independent`): a trade-off curve also allows a
+   mechanism whose leaks about all canaries depend on one random event. For example, the mechanism
+   may reveal nothing in 19 of 20 trainings, and much about every canary in the twentieth.
+   Therefore, 841 right guesses of 1,000 only rule out a Gaussian mu of up to 0.68. DP-SGD, in
+   contrast, adds noise that is independent in every direction. Suppose that each canary moves the
+   weights in its own direction. Observations of one canary then reveal nothing about another's
+   coin. Each canary is guessed right with a probability of at most a = 1 - alpha, with f(alpha) =
+   alpha (Phi(mu / 2) for a Gaussian). The number of right guesses about all m canaries is
+   stochastically at most binomial. The same 841 right guesses then rule out mu < 1.84.
 
 The best number of guesses is not known beforehand. The tests therefore try a list of numbers that
 depends only on m, each at a confidence that is corrected for all of them (Bonferroni). Several
-canaries can share a score. If more canaries share it than guesses are left, the guesses count as if
-they were about the canaries for which they are wrong. Ties therefore never increase a bound
-compared with breaking them without the coins.
+canaries can have the same score. If such a tie has more canaries than there are guesses left, the
+guesses are assigned to the canaries for which they are wrong. A bound is therefore never larger
+than if the tie had been broken without knowledge of the coins.
 
 >>> round(epsilon_lower_bound(Outcome(canaries=1000, guesses=100, correct=75), delta=1e-4), 3)
 0.673
@@ -89,7 +89,8 @@ class Outcome:
 
     Attributes:
         canaries: Number of canaries, each included according to its own fair coin.
-        guesses: Number of canaries with a guess "in" or "out"; it must not depend on the coins.
+        guesses: Number of canaries with a guess "in" or "out". This number must not depend on the
+            coins.
         correct: Number of right guesses.
 
     Raises:
@@ -129,7 +130,7 @@ class LowerBound:
 
     Attributes:
         epsilon_lower: The largest lower bound, at ``confidence``.
-        guesses: Number of guesses with the largest bound.
+        guesses: The number of guesses that gives the largest bound.
         correct: Number of right guesses among them.
         canaries: Number of canaries.
         confidence: Confidence of ``epsilon_lower``, corrected for all tried numbers of guesses.
@@ -260,8 +261,8 @@ def find_contradiction_independent(
 ) -> Contradiction:
     """Return whether the accuracy of guesses about all canaries is possible under a curve.
 
-    This test does not apply to guesses about some of the canaries, because the most certain ones
-    would be selected.
+    The test requires a guess about every canary. An attack that guesses only some coins selects
+    those that are most certain, which raises its accuracy.
 
     Guarantees:
         Suppose that canaries do not mix and that the mechanism's curve is nowhere below
@@ -340,7 +341,7 @@ def p_value_of_epsilon(outcome: Outcome, delta: float) -> Callable[[float], floa
 
 
 def p_value(trade_off: TradeOff, outcome: Outcome) -> float:
-    """Return an upper bound of the probability of as many right guesses under a trade-off curve."""
+    """Return an upper bound of the probability of at least as many right guesses under a curve."""
     if not is_impossible(trade_off, outcome, 1.0):
         return 1.0
     low, high = 0.0, 1.0
@@ -351,7 +352,7 @@ def p_value(trade_off: TradeOff, outcome: Outcome) -> float:
 
 
 def mu_lower_bound(outcome: Outcome, *, confidence: float = 0.95) -> float:
-    """Return the largest mu of Gaussian curves that the outcome contradicts, or 0.
+    """Return the largest mu whose Gaussian curve the outcome contradicts; 0 if there is none.
 
     Guarantees:
         If a mechanism is mu-Gaussian-DP in each canary, the bound exceeds mu with a probability of
@@ -374,7 +375,7 @@ def epsilon_lower_if_gaussian(outcome: Outcome, *, delta: float, confidence: flo
 
 
 def is_impossible(trade_off: TradeOff, outcome: Outcome, chance: float) -> bool:
-    """Return whether at least ``correct`` right guesses cannot have this probability."""
+    """Return whether as many right guesses or more cannot have the probability ``chance``."""
     guesses, correct = outcome.guesses, outcome.correct
     most = guesses / outcome.canaries * (1 + ROUNDING)
     right = chance * correct / outcome.canaries
@@ -382,7 +383,7 @@ def is_impossible(trade_off: TradeOff, outcome: Outcome, chance: float) -> bool:
     for fewer in range(correct - 1, -1, -1):
         least = float(trade_off(1 - right))
         if least <= wrong:
-            # No outcome with fewer right guesses is required, so nothing changes from here on.
+            # Outcomes with fewer right guesses may have probability 0, so the sum grows no further.
             break
         right += fewer / (guesses - fewer) * (least - wrong)
         wrong = least
@@ -424,8 +425,8 @@ def guess_outcomes(
     """Return the outcome of guessing by the scores, for each number of ``guess_counts``.
 
     The guesses are divided between "in" and "out" in proportion to the two groups of scores
-    (``_split``). Suppose that a model separates the groups perfectly, but more or fewer than half
-    of the coins are "in". The division avoids wrong guesses in this case.
+    (``_split``). If the scores separate the groups perfectly, but more or fewer than half of the
+    coins are "in", this division avoids wrong guesses.
 
     Raises:
         InputError: A canary has no finite score or no coin, or there are no choices.
@@ -447,14 +448,14 @@ def guess_outcomes(
 def count_right(
     scores: ArrayLike, included: ArrayLike
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Return the numbers of right guesses among the first k "in" and "out", and the split.
+    """Return the numbers of right guesses among the first k guesses "in" and "out", and the split.
 
-    Among equal scores, those with a wrong guess come first.
+    Among canaries with equal scores, those for which the guess is wrong come first.
 
     Returns:
-        The number of included canaries among the k highest scores, shape (m + 1,) for k from 0. The
-        number of excluded canaries among the k lowest scores, with the same shape. The number of
-        scores that count as low.
+        Three values: the number of included canaries among the k highest scores, shape (m + 1,) for
+        k from 0; the number of excluded canaries among the k lowest scores, of the same shape; and
+        the number of scores that count as low.
 
     Raises:
         InputError: A score is missing or not finite, a coin is missing or not a boolean, or there
@@ -492,7 +493,7 @@ def _split(ascending: NDArray[np.float64]) -> int:
     """Return the number of scores that count as low: those below the widest gap near the middle.
 
     A gap is near the middle if it is within ``DEVIATIONS`` standard deviations of the number of
-    coins on one side. Of equally wide gaps, the gap nearest to the middle is used.
+    coins on one side. If several gaps are equally wide, the gap nearest to the middle is used.
     """
     canaries = len(ascending)
     reach = DEVIATIONS * math.sqrt(canaries) / 2
@@ -519,8 +520,8 @@ def check_delta(delta: float) -> None:
 def confidence_of_each(confidence: float, choices: int) -> float:
     """Return the confidence of each of several bounds that hold together at ``confidence``.
 
-    With Bonferroni's correction, any of them may be reported, for example the largest. It holds at
-    the requested confidence.
+    With Bonferroni's correction, any of the bounds may be reported, for example the largest. The
+    reported bound then holds at the requested confidence.
 
     >>> round(confidence_of_each(0.95, 10), 6)
     0.995
@@ -537,8 +538,8 @@ def largest_rejected(rejects: Callable[[float], bool]) -> float:
     """Return the largest nonnegative value that a test rejects, or 0 if it rejects none of them.
 
     Args:
-        rejects: Whether a value is rejected. If a value is rejected, all smaller values are. Some
-            value must not be rejected.
+        rejects: Function that returns whether the test rejects a value. It must reject every value
+            below a rejected one, and must accept some value.
 
     Guarantees:
         A returned value above 0 is itself rejected, and it is at most ``TOLERANCE`` below the

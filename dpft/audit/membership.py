@@ -209,10 +209,11 @@ def rmia_scores(
 def lira_scores(log_likelihoods: ArrayLike, references_out: ArrayLike) -> Numbers:
     """Return offline LiRA scores (Carlini et al. 2022, arXiv 2112.03570).
 
-    The score is the distance of a record's log-likelihood from the mean of reference models that
-    were not trained on the record. Its unit is standard deviations. The probability in the paper's
-    test, of a Gaussian fitted to the reference models, increases with this score. All records share
-    one variance, as the authors recommend for few models. The variance needs two reference models.
+    The score is the distance of a record's log-likelihood from the mean over reference models that
+    were not trained on the record, in standard deviations. The paper's test uses the cumulative
+    probability under a Gaussian that is fitted to the reference models, which increases with this
+    score. All records share one variance, as the authors recommend for few models. The variance
+    needs two reference models.
 
     Args:
         log_likelihoods: Log-likelihoods by the model under attack, shape (n,).

@@ -197,9 +197,9 @@ class Attempt:
     """A span of a record, which follows a prefix or is hidden, and the model's output for it."""
 
     continuation: tuple[int, ...]
-    """Tokens of the record; at least one."""
+    """Tokens of the span in the record; at least one."""
     written: tuple[int, ...]
-    """Tokens of the model, which may have stopped earlier."""
+    """Tokens that the model generated for the span; there are fewer if the model stopped early."""
     continuation_text: str
     written_text: str
 
@@ -260,7 +260,7 @@ def edit_distance(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def t5_words(text: str) -> list[str]:
-    """Return a text as ``edit_distance`` of T5's library splits it.
+    """Return the words of a text, split as in ``edit_distance`` of T5's library.
 
     The text is lower-cased and split at every character that is not a letter, digit or underscore.
     Punctuation next to a space therefore produces an empty item.

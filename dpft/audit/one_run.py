@@ -117,7 +117,7 @@ class OneRunConfig(Audit):
         return views
 
     def black_box_scores(self, run: AuditedRun, canaries: Sequence[Canary]) -> list[float]:
-        """Return the increase of each canary's log-likelihood by training."""
+        """Return how much training increased the log-likelihood of each canary, in nats."""
         from dpft.audit.audited_run import trained, untrained
 
         records = [canary.record(run.config.task) for canary in canaries]
@@ -239,7 +239,7 @@ class OneRunConfig(Audit):
 
 
 def _with_verdict(strongest: Guesses, guesses_of_views: Sequence[Guesses]) -> Guesses:
-    """Return the strongest view's guesses with the verdict of all views on the plan.
+    """Return the strongest view's guesses, with the combined verdict of all views on the plan.
 
     The p-value is the smallest p-value of all views, corrected for the number of views.
     """

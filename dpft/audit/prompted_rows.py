@@ -7,11 +7,11 @@ chunk of a record in chunks is a row.
   did not learn to generate (the prompt, unless ``task.learn_prompt``) are always part of the
   prefix. If a row has no more than ``prefix_tokens`` tokens, the prefix is its first half. A
   seq2seq model reads the prompt as in training, and its decoder receives the rest of the prefix as
-  already generated tokens. Texts of a corpus have no prompt. A seq2seq model reads the whole prefix
-  of such a text, or of a short text the same part as in training.
+  already generated tokens. Texts of a corpus have no prompt, so a seq2seq model reads the whole
+  prefix. If such a text is short, the model reads the same part of the text as in training.
 - **spans**: the model reads the row without some hidden spans. Their positions are drawn as in T5,
-  from randomness that depends only on the row's tokens. The model fills the spans: each span after
-  its sentinel, or all tokens at once in place of their masks.
+  from randomness that depends only on the row's tokens. A seq2seq model generates each span after
+  its sentinel. A masked model fills all masks at once.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class PromptedRow:
     record: int
     """Index of the record of the row."""
     beginning: DecodingPrompt
-    """The prefix for the model, with the maximum number of tokens to generate."""
+    """The tokens that the model reads, with the maximum number of tokens to generate."""
     targets: tuple[Tokens, ...]
     """The spans that the model must generate, in order: one continuation, or the hidden spans.
     There is at least one span, and no span is empty."""
@@ -104,7 +104,7 @@ def prompted_rows(
     continuation_tokens: int,
     rows: Sequence[Sequence[int]] | None = None,
 ) -> list[PromptedRow]:
-    """Return the rows of the records in two parts; skip rows that leave nothing to generate.
+    """Return the rows of records, each split into two parts; skip rows with nothing to generate.
 
     Args:
         records: Records of a text task.

@@ -249,7 +249,7 @@ def read_synthetic(
 
 
 def _shapes(sides: Mapping[str, Sequence[str]]) -> Comparison:
-    """Return statistics of texts side by side, and the accuracy of a separating classifier."""
+    """Return statistics of each kind of texts; for two kinds, also a classifier's accuracy."""
     from dpft.synthesis.measures import classifier_accuracy
 
     measures = []

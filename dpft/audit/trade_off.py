@@ -1,10 +1,10 @@
 """Trade-off and ROC curves: how well an attack can distinguish members from other records.
 
-Definition (Dong, Roth and Su 2019, arXiv 1905.02383): consider all tests that call at most a share
-alpha of non-members members. The trade-off curve f(alpha) is the smallest probability that such a
-test misses a member. The curve of a mechanism bounds every attack on one record; a pair (eps,
-delta) is one tangent of this curve. Every curve here is symmetric, convex and decreasing: the lower
-of the curves for adding a record and for removing a record.
+Definition (Dong, Roth and Su 2019, arXiv 1905.02383): consider all tests that classify at most a
+share alpha of the non-members as members. The trade-off curve f(alpha) is the smallest probability
+with which such a test misses a member. The curve of a mechanism bounds every attack on one record;
+a pair (eps, delta) is one tangent of this curve. Every curve here is symmetric, convex and
+decreasing, and holds both for adding and for removing a record.
 
 The ROC curve of an attack is measured. Its true positive rate at a low false positive rate shows
 how reliably the attack identifies a few records (Carlini et al. 2022, arXiv 2112.03570). An average
@@ -182,7 +182,7 @@ def _below(
 
 
 def _steepest(mechanism: Mechanism) -> float:
-    """Return an epsilon with delta ``LEAST_DELTA``, or the smallest delta that rounding allows."""
+    """Return an epsilon whose delta is at most ``LEAST_DELTA``, or as small as rounding allows."""
     least = max(LEAST_DELTA, 2 * pld.deltas(mechanism, [LARGEST_EPSILON])[0])
     epsilon = 0.5
     while epsilon < LARGEST_EPSILON and pld.deltas(mechanism, [epsilon])[0] > least:
@@ -196,11 +196,12 @@ GRID = 100_001
 
 @dataclass(frozen=True, kw_only=True)
 class RocCurve:
-    """The rates of an attack at each threshold, from no record called a member to all records.
+    """The rates of an attack at each threshold, from the highest to the lowest threshold.
 
     Attributes:
-        false_positives: Number of non-members called members, ascending from 0.
-        true_positives: Number of members called members, ascending from 0.
+        false_positives: Number of non-members classified as members at each threshold, ascending
+            from 0.
+        true_positives: Number of members classified as members at each threshold, ascending from 0.
     """
 
     false_positives: tuple[int, ...]
@@ -233,7 +234,7 @@ class RocCurve:
 
 
 def roc_curve(scores: ArrayLike, members: ArrayLike) -> RocCurve:
-    """Return the ROC curve of scores; records with equal scores are always called alike.
+    """Return the ROC curve of scores; records with equal scores are always classified alike.
 
     Args:
         scores: Score of each record, shape (n,); a higher score means more likely a member.

@@ -4,8 +4,8 @@ Each subcommand has a function that returns a ``Subcommand``. The function impor
 when it is called, so that no subcommand waits for the libraries of another. Its ``run`` imports
 torch, if necessary, only after the configuration was checked. ``report`` has its own module.
 
-The overrides of a job, its folder and Hydra's record of it are kept here. Hydra itself would write
-the record before the run has checked its configuration.
+This module keeps the overrides and the composition of the running job. The command writes Hydra's
+record (``.hydra/``) itself, because Hydra would write it before the configuration is checked.
 
 >>> subcommand("list").expand(["tasks"])
 ['what=tasks']
@@ -44,8 +44,8 @@ def recorded_job(config: DictConfig, words: Sequence[str] = ()) -> Iterator[None
 
     Args:
         config: The configuration of the job.
-        words: The arguments of the command line itself. In a sweep, Hydra adds parameters from a
-            YAML file to the overrides of the job.
+        words: The arguments as typed on the command line. In a sweep, the overrides of the job also
+            include parameters from a YAML file.
     """
     node = cast(DictConfig, HydraConfig.get())
     overrides = Words(job=tuple(node.overrides.task), typed=tuple(words))
@@ -77,17 +77,17 @@ class Subcommand:
     run: Callable[[Any], None]
     """Function that does the work, given an instance of the root class."""
     expand: Callable[[list[str]], list[str]] = list
-    """Function that is applied to the overrides before Hydra."""
+    """Function that is applied to the overrides before Hydra composes them."""
     reads_records: bool = True
     """Whether the message of an unexpected error may quote a record."""
     reads_rows_alone: bool = False
-    """Whether the command reads records only as rows through ``dpft.data``, which notes the
-    reading. Any other command that reads records counts as reading them from its start."""
+    """Whether the command reads records only through ``dpft.data``, which notes the first read. For
+    any other command that reads records, they count as read from its start."""
     takes_bare_words: bool = False
     """Whether ``expand`` turns arguments without a key into overrides."""
     configuration: Callable[[DictConfig, Words], Any] | None = None
-    """Function that makes the argument of ``run`` from the composed values and the overrides; None:
-    the validated values themselves."""
+    """Function that makes the argument of ``run`` from the composed values and the overrides; None
+    passes the validated values themselves."""
 
     def load(self, config: DictConfig, words: Words) -> Any:
         """Return the argument of ``run``."""
@@ -110,7 +110,7 @@ class Subcommand:
 
 
 def subcommand(name: str) -> Subcommand:
-    """Return the subcommand with a name, and import its dependencies."""
+    """Return the subcommand with the given name, and import its dependencies."""
     return _SUBCOMMANDS[name]()
 
 
@@ -362,7 +362,7 @@ def check_restarted(resume: str | None, *, takes_auto: bool = False) -> None:
         InputError: A restart would begin a second run, or ``resume=auto`` has no fixed folder.
     """
     if is_other_rank():
-        return  # rank 0 has the folder
+        return  # only rank 0 uses the folder
     fixed = "give a fixed folder, such as hydra.run.dir=outputs/mine"
     if takes_auto and resume == AUTO and not _folder_is_fixed():
         raise InputError(
@@ -387,7 +387,7 @@ def _folder_is_fixed() -> bool:
 
 
 OF_THE_COMMAND = ("launch", "hydra.run", "hydra.mode", "hydra.sweep", "hydra.job.name")
-"""Prefixes of keys for the command that starts the processes, which the processes do not get."""
+"""Prefixes of keys that apply only to the command that starts the processes."""
 OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper")
 
 
@@ -404,14 +404,14 @@ def words_of_processes(command: "TrainCommand") -> list[str]:
         kept = [word for word in kept if key_of(word) != "parallel"] + ["parallel=ddp"]
     folder = f"hydra.run.dir={quoted(str(run_folder()))}"
     own = get_args_parser().parse_intermixed_args(list(job.typed)).config_dir
-    elsewhere = [] if own is None else ["--config-dir", own]  # further configurations
+    elsewhere = [] if own is None else ["--config-dir", own]  # folder with the user's YAML files
     if command.launch.max_restarts and command.resume is None:
         kept.append(f"resume={AUTO}")
     return ["train", *kept, "launch=none", folder, *elsewhere]
 
 
 def passed_on(words: Sequence[str]) -> list[str]:
-    """Return the overrides that the processes get as well.
+    """Return the overrides that are passed on to the processes.
 
     >>> passed_on(["task=e2e", "launch=local", "launch.processes=2", "hydra.run.dir=a"])
     ['task=e2e']
@@ -440,4 +440,4 @@ _SUBCOMMANDS: dict[str, Callable[[], Subcommand]] = {
     "list": _list,
     "doctor": _doctor,
 }
-"""The functions for the commands in ``main.SUBCOMMANDS``."""
+"""The function that returns each subcommand of ``main.SUBCOMMANDS``."""

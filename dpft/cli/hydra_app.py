@@ -52,7 +52,7 @@ from dpft.parallel.rank_environment import is_other_rank
 from dpft.run_folder import LEDGER, TUNING
 
 NO_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ENAMETOOLONG)
-"""Error numbers that Hydra gets if the folder of a run cannot be created at its path."""
+"""Error numbers of the system if Hydra cannot create the folder of a run."""
 Keys = Callable[[], Collection[str]]
 """Function that returns the keys and groups of a subcommand; each call composes a configuration."""
 
@@ -155,7 +155,7 @@ def start_hydra(
             requeued_if_preempted(outcome, task),
             errors_reported(outcome, withhold=subcommand.reads_records),
         ):
-            refuse_several(name)  # A submitit task joins the other tasks of its job only now.
+            refuse_several(name)  # Only now does a submitit task know its job's other tasks.
             configuration = subcommand.load(config, composed_job().words)
             if subcommand.reads_records and not subcommand.reads_rows_alone:
                 note_records_read()
@@ -211,8 +211,7 @@ def split_arguments(name: str, arguments: Sequence[str], keys: Keys) -> tuple[li
     """Return Hydra's flags (with their values) and the overrides, each in order.
 
     Raises:
-        InputError: A flag is not one of Hydra's, or requests a configuration that is unpickled from
-            disk.
+        InputError: Hydra has no such flag, or the flag would load a pickled configuration.
     """
     parser = get_args_parser()
     parser.prog, parser.exit_on_error = f"dpft {name}", False

@@ -6,10 +6,10 @@ before the command. No two runs share a folder. A launcher may run jobs in other
 job writes its exit code into ``private/exit_codes`` of the sweep's folder. The command that started
 the sweep reads the codes there.
 
-submitit unpickles a job and calls it, so its tasks do not pass through ``main`` of ``dpft``. This
-module therefore repeats the setup of ``main``. Before the time limit of Slurm or a preemption,
-submitit gets a signal (SIGUSR2). Its own handler requeues the job and exits at once. Here the
-handler waits until the step is finished and saved.
+submitit unpickles and calls a job, so the job does not pass through ``main`` of ``dpft``. This
+module therefore repeats the setup of ``main``. Before Slurm's time limit or a preemption, the job
+receives a signal (SIGUSR2). submitit's own handler would requeue the job and exit at once. The
+handler in this module first waits until the step is finished and saved.
 """
 
 import os
@@ -112,7 +112,7 @@ def say_where_jobs_speak(jobs: Sequence[SweptJob]) -> None:
 
 
 def lost_process(error: BrokenExecutor) -> RunError:
-    """Return the error for a killed process of the launcher; other processes may be killed too."""
+    """Return the error for a killed process of the launcher."""
     return RunError(
         f"The launcher of this sweep lost a process ({' '.join(str(error).split()) or 'killed'})."
         " Resume interrupted runs with dpft train resume=RUN, and if memory was short, run fewer at"
@@ -164,15 +164,15 @@ def in_task() -> Iterator[SubmittedTask | None]:
 
 @contextmanager
 def requeued_if_preempted(outcome: ExitStatus, task: SubmittedTask | None) -> Iterator[None]:
-    """Have submitit requeue the job in the block if submitit's signal ends the job.
+    """Let submitit requeue the job in the block if submitit's signal ended the job.
 
-    submitit's handler requeues the job and exits at once. Here its signal has the effect of
-    SIGTERM: the job ends with ``SystemExit`` after the step. The handler is called afterwards.
+    submitit's handler requeues the job and exits at once. In this block, the signal has the effect
+    of SIGTERM instead: the job ends with ``SystemExit`` after the step. Then submitit's handler is
+    called.
 
     Args:
         outcome: The result of the job.
-        task: The place of this process in the submitit job; None: the job runs without this
-            handling.
+        task: The place of this process in the submitit job; None leaves signals unchanged.
 
     Raises:
         SystemExit: The job was requeued, so this process ends, or the job ended with another code.
@@ -241,7 +241,8 @@ def _is_submitits(error: Exception) -> bool:
     return type(error).__module__.split(".")[0] == "submitit"
 
 
-# Hydra creates its callbacks from the configuration, so they can pass values only by the module.
+# Hydra creates its callbacks from the configuration, so they can pass values only through module
+# variables.
 _new_roots: list[tuple[Path, Path]] = []
 _sweeps: list[Path] = []
 

@@ -199,7 +199,7 @@ def answer(config: AccountConfig) -> Answer:
 
 
 def _without_section(fault: Fault) -> Fault:
-    """Return a fault with the keys of ``dpft account``, which has no section ``privacy``."""
+    """Return a fault without ``privacy.``, a section that ``dpft account`` does not have."""
     key, hint = (text and text.replace("privacy.", "") for text in (fault.key, fault.hint))
     return replace(fault, message=fault.message.replace("privacy.", ""), key=key, hint=hint)
 

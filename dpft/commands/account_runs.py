@@ -1,6 +1,6 @@
 """``dpft account run=`` and ``runs=``: compute the privacy cost of runs from their ledgers.
 
-The module ``account`` computes with numbers that belong to no run.
+The module ``account`` computes the cost of numbers from the command line instead.
 """
 
 import math
@@ -44,7 +44,7 @@ from dpft.strict_model import (
 )
 
 MIXED: Final = "mixed"
-"""Sampler of runs that sampled units in different ways."""
+"""Value of ``sampler`` if the runs sampled units in different ways."""
 SAME_DATA = (
     "dpft cannot see which data a run was trained on: this epsilon holds if these runs, and no"
     " others, were trained on the same data"
@@ -134,7 +134,7 @@ def account_run(config: AccountConfig) -> Answer:
     head_checked = config.head is not None
     if config.head is not None:
         check_head(run, config.head)
-        if run.ledger.closed:  # only the closing line's head proves the end
+        if run.ledger.closed:  # the head proves the end only after the closing line
             run = replace(run, end="head")
     bound = account_for_spent(run, delta=config.delta, accountant=config.accountant)
     return Answer(
@@ -300,7 +300,7 @@ def runs_table(
 
 
 def _run_lines(run: SpentRun, bound: EpsilonBound) -> list[str]:
-    """Return one line for each noise of a run; the first line has its epsilon and its folder."""
+    """Return one line for each noise level of a run; the first shows its epsilon and folder."""
     lines = []
     cost = f"{delta_text(bound.delta):>11}{eps_text(bound.epsilon):>13}"
     end = f"{cost}  {bound.accountant:<5}{run.folder}"
@@ -325,7 +325,7 @@ def _headline(bound: EpsilonBound, steps: str, unit: str, sampler: str) -> str:
 def _copies(runs: Sequence[SpentRun]) -> list[str]:
     """Return notes about folders that are copies of the same run, whose shared steps count twice.
 
-    A copy that was resumed drew noise of its own, so it is not skipped.
+    A copy may have been resumed and then has steps with its own noise, so no copy is skipped.
     """
     folders_of_id: dict[str, list[str]] = {}
     for run in runs:
@@ -354,7 +354,7 @@ def runs_record(
 ) -> CostOfRuns:
     """Return the printed values as a record, with the record of each run under ``runs``."""
     runs = [run for run, _ in costs]
-    # A histogram samples nothing, so only the samplers of the trainings count.
+    # A histogram samples nothing, so only the samplers of training runs count.
     samplers = {run.plan.sampler for run in runs} - {NO_SAMPLING}
     sampler = samplers.pop() if len(samplers) == 1 else MIXED if samplers else NO_SAMPLING
     return CostOfRuns(

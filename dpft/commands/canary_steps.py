@@ -1,17 +1,19 @@
 """White-box audit: compare each step's noisy gradient with the gradients of the canaries.
 
 Each canary contains words that no other canary contains, so no other canary contributes to the
-gradients of their embeddings. If a step trained on the canary, its contribution there points along
-the canary's own gradient, so their inner product is larger. This is the white-box attack of
-Steinke, Nasr and Jagielski (2023), restricted to the embedding rows of a single canary.
+gradients of their embeddings. If a step trained on a canary, the canary's contribution to these
+embeddings points along its own gradient. The inner product of the step's noisy gradient with this
+gradient is therefore larger. This is the white-box attack of Steinke, Nasr and Jagielski (2023),
+restricted to the embedding rows of a single canary.
 
-Every step scores all canaries, regardless of the coins and of the sampled batch. It scores them
-along their gradient at the step's weights and along their gradient before training. The second
-direction is constant, so noise that two steps share cancels in the difference of their scores.
+A coin flip decides whether a canary is in the training set. Every step scores all canaries,
+regardless of their coin flips and of the sampled batch. It scores them along their gradient at the
+step's weights and along their gradient before training. The second direction is constant, so noise
+that two steps share cancels in the difference of their scores.
 
 Epsilon covers the noisy gradients. Nevertheless the scores stay in private/, because they reveal
-coins. An attacker combines the scores of a canary into one number. The weights depend on the
-variance of the scores over all canaries and on no coin.
+coin flips. An attacker combines the scores of a canary into one number. The weights of this sum
+depend on the variance of the scores over all canaries, but on no coin flip.
 
 Shapes: m canaries, v tokens, d embedding width, n tokens that occur in exactly one canary.
 """
@@ -57,7 +59,8 @@ class WhiteBoxLine(StrictModel):
 
 
 COMMON = 1
-"""Number of directions that are treated as common to all canaries; each costs signal."""
+"""Number of directions that are treated as common to all canaries. Removing a direction also
+removes signal."""
 
 
 def embeddings(model: "PreTrainedModel") -> nn.Embedding:
@@ -79,7 +82,7 @@ def check_white_box(model: "PreTrainedModel") -> None:
 
 
 def summed_gradients(model: "PreTrainedModel", batches: Sequence[Batch]) -> list[Tensor]:
-    """Return the sum of the canaries' gradients in each table, which depends on no coin."""
+    """Return the sum of the canaries' gradients in each table, which depends on no coin flip."""
     moved = tables(model)
     sums = [torch.zeros_like(table) for table in moved]
     with evaluation_mode(model), torch.enable_grad():
@@ -113,9 +116,9 @@ def own_lengths(rows: Sequence[Tensor], owners: Tensor, canaries: int) -> Tensor
     """Return the norm of each canary's gradient in the embeddings of its own words, shape (m,).
 
     Args:
-        rows: Summed gradients of these words in each table. Without the common component, other
-            canaries contribute almost nothing to them.
-        owners: Number of the canary that each word belongs to.
+        rows: For each table, the summed gradients of these words' embeddings without the common
+            component. Other canaries contribute almost nothing to them.
+        owners: Index of the canary that contains each word.
         canaries: Number of canaries, m.
     """
     squares = torch.zeros(canaries, dtype=torch.float64)
@@ -135,7 +138,10 @@ def tables(model: "PreTrainedModel") -> list[nn.Parameter]:
 
 
 def owners_of(batches: Sequence[Batch], tokens: int) -> Tensor:
-    """Return for each token the only row that contains it, or -1, shape (tokens,)."""
+    """Return the index of the only row that contains each token, shape (tokens,).
+
+    The index is -1 for a token that no row or more than one row contains.
+    """
     owners = torch.full((tokens,), -1)
     rows = [set(_read(batch, row)) for batch in batches for row in range(len(batch))]
     counts = Counter(token for row in rows for token in row)
@@ -159,9 +165,9 @@ class StepScores:
     """Scores of each canary at each step, minus the mean of all canaries at that step."""
 
     now: Tensor
-    """Along the canary's gradient at the weights of the step, shape (steps, m), float64."""
+    """Scores along the canary's gradient at the weights of the step, shape (steps, m), float64."""
     before: Tensor
-    """Along the canary's gradient before training, shape (steps, m), float64."""
+    """Scores along the canary's gradient before training, shape (steps, m), float64."""
 
 
 def read_white_box(folder: Path, *, canaries: int, steps: int) -> StepScores:
@@ -189,8 +195,8 @@ def read_white_box(folder: Path, *, canaries: int, steps: int) -> StepScores:
 def sums(scores: StepScores) -> list[float]:
     """Return the weighted sum of each canary's scores, shape (m,).
 
-    The weight of a step is the inverse variance of its scores over all canaries, which uses no
-    coin. A large variance comes from differences between canaries that do not depend on the coins.
+    The weight of a step is the inverse variance of its scores over all canaries, which uses no coin
+    flip. A large variance comes from differences between canaries that do not depend on the coins.
     """
     weights = 1 / _variances(scores.now)
     return [float(score) for score in (scores.now * weights).sum(dim=0)]
@@ -201,7 +207,7 @@ def differences(scores: StepScores) -> list[float]:
 
     The differences are those between consecutive steps. Noise that both steps share cancels, and
     the canaries that took part in only one of the steps remain. Each difference is divided by the
-    variance of all canaries' differences, so pairs of steps without noise dominate the sum.
+    variance of all canaries' differences, so pairs of steps whose noise cancels dominate the sum.
     """
     apart = _centered_scores(scores.before[1:] - scores.before[:-1])
     return [float(score) for score in (apart / _variances(apart)).square().sum(dim=0)]
@@ -216,7 +222,7 @@ def _centered_scores(rows: Tensor) -> Tensor:
 
 
 def step_lines(path: Path) -> Iterator[tuple[WhiteBoxLine, str]]:
-    """Yield the scores of each step with the line, except for an incomplete last line."""
+    """Yield the scores of each step and the line they are from; skip an incomplete last line."""
     if not path.exists():
         return
     *lines, _ = path.read_text(encoding="utf-8").split("\n")
@@ -253,7 +259,7 @@ class WhiteBoxListener:
     tokens: Tensor
     """Tokens that occur in exactly one canary, shape (n,)."""
     owners: Tensor
-    """Number of the canary that each of these tokens belongs to, shape (n,)."""
+    """Index of the canary that contains each of these tokens, shape (n,)."""
     directions: Sequence[Tensor]
     """For each table, the gradients of the canaries in the embeddings of these tokens before
     training, without the common component, shape (n, d) each."""
@@ -334,9 +340,9 @@ class WhiteBoxListener:
     def before(self, noisy: Sequence[Tensor]) -> Tensor:
         """Return the inner product of the noisy gradient with each canary's initial gradient.
 
-        The initial gradient is the one before training. The product is divided by its norm, as in
-        ``scores``. The direction is the same at every step, so noise that two steps share
-        contributes the same number to both.
+        The initial gradient is the one before training. The product is divided by the norm of this
+        gradient, as in ``scores``. The direction is the same at every step, so noise that two steps
+        share contributes the same number to both scores.
         """
         products = torch.zeros_like(self.lengths)
         for table_rows, direction in zip(noisy, self.directions, strict=True):

@@ -174,8 +174,8 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
 def _if_nothing_was_learned(record: RunRecord) -> list[str]:
     """Return a warning if no public score of a split is above its baseline.
 
-    The baseline is the most frequent class, for the accuracy of a single split, or else the model
-    before training.
+    One baseline is the model before training. If a run has a single split with an accuracy, always
+    answering the most frequent class is a second baseline for it.
     """
     stages: dict[tuple[str, str], dict[str, Mapping[str, float]]] = {}
     for entry in record.evaluations:

@@ -98,7 +98,7 @@ def _ledger_warnings(run: SpentRun) -> list[str]:
 
 
 def with_its_tokenizer(run: SpentRun, delta: float) -> str:
-    """Return a sentence with the privacy cost of a run and its tokenizer."""
+    """Return a sentence that states the total privacy cost of a run and its tokenizer."""
     tokenizer = run.plan.tokenizer
     assert tokenizer is not None
     steps = sum_steps(run.whole, histogram_steps(tokenizer))
@@ -117,7 +117,7 @@ def account_together(
 
     Args:
         runs: The steps and plans of the runs.
-        delta: Delta of the bound; None: ``delta_together``.
+        delta: Delta of the bound; None uses the delta of ``delta_together``.
         accountant: "rdp" makes RDP the leading accountant instead of PLD.
 
     Raises:
@@ -177,7 +177,7 @@ def spent_beside(runs: Sequence[SpentRun]) -> list[tuple[SpentRun, SpentBefore]]
 
 
 def without_counted(runs: Sequence[SpentRun]) -> tuple[list[SpentRun], list[str]]:
-    """Return the runs without histograms whose cost another run's plan includes.
+    """Return the runs, except for histograms whose cost is included in the plan of another run.
 
     Returns:
         The other runs, and a sentence for each skipped histogram.
@@ -201,7 +201,7 @@ def check_same_unit(runs: Sequence[SpentRun]) -> None:
     first = runs[0]
     for run in runs[1:]:
         names = ["unit", "neighboring_relation"]
-        # A named unit is the same unit, however many of its records are used for training.
+        # Runs whose unit is the same column protect the same unit, however many records they use.
         definitions = (first.plan.unit_definition, run.plan.unit_definition)
         if first.plan.unit == EXAMPLE and None not in definitions:
             names.append("unit_definition")
@@ -264,7 +264,7 @@ PUBLIC_TOKENIZER = (
 
 
 def tokenizer_of(config: TrainConfig) -> SpentRun | None:
-    """Return the privacy cost of a private run's tokenizer, or None without one that has a ledger.
+    """Return the privacy cost of a private run's tokenizer, or None if it has none with a ledger.
 
     Raises:
         InputError: The tokenizer does not exist, its noise was predictable, it protects another
@@ -303,7 +303,7 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
     for name, expected in of_training.items():
         value = getattr(spent.plan, name)
         if name == "unit_definition" and (guarantee.unit != EXAMPLE or value is None):
-            continue  # a named unit is the same unit, however many of its records are used
+            continue  # a column is the same unit, however many records are used
         if value != expected:
             raise InputError(
                 f"model.tokenizer must have the {name} of the run, {expected!r}, got {value!r} in"
@@ -318,8 +318,8 @@ def tokenizer_of(config: TrainConfig) -> SpentRun | None:
 def _tokenizer_run(tokenizer: str) -> Path | None:
     """Return the folder of the ``dpft tokenizer`` run that made a tokenizer, or None.
 
-    The path may be that of the run or of the folder ``tokenizer`` in it, so that the second path
-    does not hide the cost.
+    The path may name the run or the folder ``tokenizer`` inside the run. Both are accepted, so that
+    naming the inner folder does not hide the cost.
     """
     path = Path(tokenizer).expanduser()
     if not path.exists():
@@ -377,7 +377,7 @@ def _is_marked_not_private(tokenizer: Path) -> bool:
 
 
 def spent_before(tokenizer: SpentRun | None) -> SpentBefore | None:
-    """Return the record of a tokenizer's cost in a plan, which makes its folder unnecessary."""
+    """Return a tokenizer's cost as a plan stores it, so that the folder is not needed later."""
     if tokenizer is None or not tokenizer.ledger.mechanisms:
         return None
     mechanism = tokenizer.ledger.mechanisms[0]

@@ -1,7 +1,7 @@
-"""``dpft eval``: open the folder, score, write and print.
+"""``dpft eval``: open the folder, score, and write and print the scores.
 
 The command scores the model of a run, any other model, or a file of outputs. If several processes
-run the command, each of them (rank) executes this file.
+(ranks) run the command, each of them executes this module.
 """
 
 import logging

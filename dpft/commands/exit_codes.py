@@ -172,7 +172,7 @@ INTERRUPTED = 130
 def command_outcome(outcome: ExitStatus) -> Iterator[None]:
     """Run a whole command in the block, under dpft's signal handling.
 
-    When the block has ended in any way, its exit code is in ``outcome``.
+    However the block ends, its exit code is stored in ``outcome``.
     """
     try:
         # The job, which reads records, reports its own errors. Errors that arrive here are Hydra's.

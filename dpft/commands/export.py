@@ -109,7 +109,7 @@ def new_folder(folder: Path, to: str | None) -> Path:
 
 @contextmanager
 def _written_folder(target: Path | None) -> Iterator[Path]:
-    """Yield an empty folder that becomes ``target`` on success; None: a temporary folder."""
+    """Yield an empty folder that becomes ``target`` on success; a temporary folder for None."""
     if target is not None:
         with whole_or_absent(target) as partial:
             yield partial
@@ -136,7 +136,7 @@ def whole_or_absent(target: Path) -> Iterator[Path]:
 def exported_model(
     config: ExportConfig, saved: TrainConfig, trained_model: TrainedModel, head: Head
 ) -> ExportedModel:
-    """Return the statements of the model card about the exported model.
+    """Return the facts about the exported model that its model card states.
 
     Raises:
         InputError: The license or the base model is not known, or the adapter cannot be loaded

@@ -53,7 +53,7 @@ class Run:
 
     @property
     def privacy(self) -> Mapping[str, Any]:
-        """Everything that epsilon depends on, with the names of privacy.json."""
+        """Everything that epsilon depends on, under the keys of privacy.json."""
         privacy: Mapping[str, Any] = as_json(self.record.privacy)
         return privacy
 

@@ -104,7 +104,7 @@ def generate(config: GenerateConfig) -> GeneratedFiles:
             trained_model = trained_model_of_run(folder, saved)
             trained = trained_model.fitted(saved.task)
 
-            # 2. What the model continues: prompts, or nothing.
+            # 2. The prompts that the model continues. They are empty for whole records.
             config = config.replace(task=trained_model.fitted(config.task))
             task = generated_task(config, trained)
             encoding = trained_model.encoding(task, max_new_tokens=config.decode.max_new_tokens)
@@ -199,7 +199,10 @@ def prompts_of(config: GenerateConfig, task: TextTask, check: Check = accept_all
 
 
 def source_of_prompts(config: GenerateConfig, trained: Task) -> Prompts:
-    """Return the source of prompts; the run's own files are recognized if they have not moved."""
+    """Return where the prompts come from: nowhere, the run's own data, or the user.
+
+    The run's own data files are recognized only if they have not moved.
+    """
     if config.prompts is None:
         return "none"
     is_own = config.prompts != MEMORY and are_records(trained, config.prompts)

@@ -41,7 +41,7 @@ def private_guarantee(
     """Return the guarantee of a private run, with epsilon computed from the steps in its ledger.
 
     Args:
-        run: Contains the ledger, whose first line is the plan.
+        run: Steps and ledger of the run. The first line of the ledger is the plan.
         counts: Parameter counts of the model.
         origin: Origin of the run.
         size_source: Source of the number of examples.

@@ -201,7 +201,7 @@ def resumed_configuration(
 
 
 def kept_here(model: ModelConfig, folder: Path) -> ModelConfig:
-    """Return a model whose path is its current path if a copy is in the run's folder."""
+    """Return a model with the path of the copy in the run's folder, if there is such a copy."""
     kept = folder / BASE_MODEL
     is_kept = is_base_model(model.path or "") and kept.is_dir()
     return model.replace(path=str(kept)) if is_kept else model
@@ -212,7 +212,7 @@ def restored_plan(
 ) -> RunPlan:
     """Return the plan of a run after checking that the configuration matches the plan.
 
-    The noise multiplier is the one from the original calibration, possibly on another machine.
+    The noise multiplier is that of the original calibration, which may have run on another machine.
 
     Raises:
         InputError: The configuration differs from the plan, for example because it was edited.
@@ -313,7 +313,7 @@ def check_same_records(folder: Path, training_set: TrainingSet) -> None:
 
 
 def has_scores(folder: Path, stage: str) -> bool:
-    """Return whether scores of a stage exist, those of private splits in private/."""
+    """Return whether scores of a stage exist; scores of private splits are read from private/."""
     entries = [entry for entry in read_own_evaluations(folder) if entry.stage == stage]
     return bool(entries) and all(entry.examples is not None for entry in entries)
 
@@ -376,7 +376,7 @@ def _check_may_change(key: str, saved: dict[str, Any]) -> None:
 
 
 def _has_privacy_key(key: str, saved: Mapping[str, Any]) -> bool:
-    """Return whether a privacy key has an effect; without noise, only if the run clips."""
+    """Return whether a privacy key has an effect; with privacy=none, this requires clipping."""
     if saved["name"] != "none":
         return True
     return key.partition(".")[2] in saved and saved.get("max_grad_norm") is not None

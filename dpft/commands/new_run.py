@@ -156,7 +156,7 @@ def has_begun(folder: Path) -> bool:
 
 
 def start_anew(folder: Path) -> None:
-    """Remove what an earlier run of dpft that took no noisy step here has left.
+    """Remove the files of an earlier run in this folder, which took no noisy step.
 
     The checkpoints of that run would count as newer than this run's first checkpoint. If this run
     were interrupted, the old model would be next to the new ledger. The old canaries would be taken
@@ -222,17 +222,18 @@ def write_beginning(
     canaries: Sequence[Canary],
     composed: Composed | None,
 ) -> None:
-    """Write the first files into the folder of a new run, which this process holds.
+    """Write the first files into the folder of a new run, which this process has locked.
 
     Args:
         folder: Folder of the run.
         config: The configuration, with every null filled in.
-        asked: The requested configuration, by which ``resume=auto`` recognizes the run.
+        asked: The configuration before nulls were filled in, by which ``resume=auto`` recognizes
+            the run.
         secrets: The keys of the run.
-        division: The held-out records.
+        division: The division of the records, with the key of the held-out records.
         training_set: The training records. Their fingerprint lets a resumed run recognize them.
         canaries: The canaries that an audit will look for.
-        composed: What Hydra composed, to be written into ``.hydra/``.
+        composed: The composition by Hydra, which is written into ``.hydra/``.
     """
     start_anew(folder)
     starting = starting_models(config.model)
@@ -276,7 +277,7 @@ def write_begun(
 
 
 def read_begun(folder: Path) -> BegunFile:
-    """Return when and with which versions a run was begun; the fields of an older run are empty."""
+    """Return the date and versions of a run's beginning; empty fields if they were not recorded."""
     path = folder / BEGUN
     return read_model(path, BegunFile) if path.exists() else BegunFile()
 
@@ -317,7 +318,7 @@ def digest_of(config: TrainConfig) -> str:
 
 
 def starting_models(model: ModelConfig) -> list[StartingModel]:
-    """Return what each earlier private training of a model guarantees its records, latest first.
+    """Return the guarantee of each earlier private training of a model, latest first.
 
     The guarantee of a run's model (``model.path``) or of an exported model is computed from the
     ledger next to it. The guarantees of earlier trainings are as recorded in its privacy.json.

@@ -1,4 +1,4 @@
-"""Conversion of each command's overrides to its configuration, with values from the run it names.
+"""Conversion of a command's overrides to its configuration, with values of the run they name.
 
 With ``run=RUN``, the ``expand`` function of a subcommand selects the run's task before Hydra
 composes, so that every key of that task can be set. Afterwards, the values are taken from the run's
@@ -78,11 +78,11 @@ def with_model_of_path(overrides: list[str]) -> list[str]:
 
 
 def with_method_of_labels(overrides: list[str]) -> list[str]:
-    """Return the overrides, preceded by ``method=linear_probe`` if your labels need it.
+    """Return the overrides, preceded by ``method=linear_probe`` if that is the better default.
 
-    This applies to a new head (``task.objective=cls``) on a pre-trained model, if neither a method
-    nor a recipe is given. With noise on every weight, a model learns nothing from hundreds or
-    thousands of records (docs/how-to/hyperparameters.md).
+    This is the case for a new head (``task.objective=cls``) on a pre-trained model that learns your
+    own labels, if neither a method nor a recipe is given. With noise on every weight, a model
+    learns nothing from hundreds or thousands of records (docs/how-to/hyperparameters.md).
     """
     given = given_overrides(overrides)
     decided = {"method", "experiment", "resume", "task.prompt"} & set(given)
@@ -121,15 +121,15 @@ def inherit(config: Config, folder: str, sections: Sequence[str], words: Words) 
             copy_key(key.split("."), given, taken)
     other_rows = any(key.startswith(ROWS) for key in keys)
     if "eval" in taken and PUBLIC not in keys and other_rows:
-        taken["eval"]["split_is_public"] = None  # The setting applied to other rows.
+        taken["eval"]["split_is_public"] = None  # The run's setting was for other rows.
     if "eval" in taken and PUBLISH not in keys and (other_rows or SPLIT & set(keys)):
-        taken["eval"]["publish_private_scores"] = False  # The setting applied to other scores.
+        taken["eval"]["publish_private_scores"] = False  # The run's setting was for other scores.
     merged = from_values(given | taken, type(config))
     return merged.replace(run=folder)
 
 
 def checked_overrides(overrides: list[str]) -> list[str]:
-    """Return the overrides of train or plan, so that the given model and length take precedence.
+    """Return the overrides of train or plan, with the changes that a given model or length needs.
 
     A recipe (``experiment=``) may set train.steps, which would silently take precedence over
     train.epochs.
@@ -272,7 +272,7 @@ def plan_configuration(composed: DictConfig, words: Words) -> PlanConfig:
 
 
 def _of_recipe(composed: DictConfig, words: Words, root: type[Config]) -> Config:
-    """Return the composed configuration, with the recipe's settings that privacy=none keeps."""
+    """Return the composed configuration; privacy=none removes the recipe's guarantee."""
     settled = without_recipes_promise(composed, words.job)
     return load(settled, root)
 
@@ -310,22 +310,23 @@ def evaluate_overrides(overrides: list[str]) -> list[str]:
 
 
 def evaluate_configuration(composed: DictConfig, words: Words) -> EvaluateConfig:
-    """Return the configuration of what is to be scored."""
+    """Return the configuration of ``dpft eval``; ``run=`` adds the sections of the run."""
     config = load(composed, EvaluateConfig)
     return config if config.run is None else inherit(config, config.run, OF_RUN, words)
 
 
 def generate_configuration(composed: DictConfig, words: Words) -> GenerateConfig:
-    """Return the configuration of a generation; by default, texts are as long as the run's.
+    """Return the configuration of ``dpft generate``.
 
-    Whole records are as long as the records of the training.
+    By default, the maximum length of texts is that of the run, and the maximum length of whole
+    records is that of the training records.
     """
     config = load(composed, GenerateConfig)
     saved = saved_run(config.run)
     config = inherit(config, config.run, ("task",), words)
     if "decode.max_new_tokens" in words.keys:
         return config
-    # The first token of a record is given.
+    # The first token of a record is not generated.
     whole = max(1, saved.task.longest - 1)
     longest = saved.decode.max_new_tokens if config.num is None else whole
     return config.replace(decode=config.decode.replace(max_new_tokens=longest))

@@ -1,7 +1,7 @@
 """Plans of runs: what a run would do and cost, without training (``dpft plan``).
 
-The module reads from top to bottom. A plan needs only the config.json of a model. Local data are
-read only to count them, and only if no public number is configured.
+A plan needs only the config.json of a model. Local data are read only to count them, and only if no
+public number is configured.
 """
 
 import functools
@@ -58,9 +58,9 @@ class PlannedRun:
 
     plan: RunPlan
     accounting: AccountingReport | None
-    """The privacy cost of its steps; None for a non-private run."""
+    """The privacy cost of the planned steps; None for a non-private run."""
     record: PrivatePlan | OpenPlan
-    """Its guarantee and its cost."""
+    """The guarantee and the cost of the run, as ``output=json`` prints them."""
 
 
 def describe_run(config: PlanConfig) -> PlannedRun:

@@ -1,8 +1,8 @@
 """Progress bars on a terminal, and log lines in a pipe, for work on many records.
 
-Bars and lines show no text. They show no time unless the work follows only from public numbers. The
-number of records in a private split is private. For such a split, a bar shows only tenths. A pipe
-gets one line at the end of each kind of work, for any number of records.
+Bars and lines show no text. They show no time unless the amount of work depends only on public
+numbers. The number of records in a private split is private. For such a split, a bar shows only
+tenths. A pipe gets one line at the end of each kind of work, for any number of records.
 """
 
 import logging
@@ -81,7 +81,7 @@ def batch_progress(
 
 
 def _logged(doing: str, parts: int, *, clock: Callable[[], float] = time.monotonic) -> OnProgress:
-    """Return a function that logs each of some equal segments of the work when the segment is done.
+    """Return a function that logs the end of each of ``parts`` equal segments of the work.
 
     If there is one segment, log the end of each kind of work once, no matter how often that kind
     begins again. Otherwise, lines are at least a second apart.

@@ -69,7 +69,7 @@ from dpft.strict_model import as_json
 
 Folder = str | os.PathLike[str]
 IN_MEMORY = ("task.data_dir=null", f"task.source={MEMORY}")
-"""Overrides that make rows be read from memory, regardless of earlier overrides."""
+"""Overrides that select rows in memory as the source, regardless of earlier overrides."""
 
 
 def checked_words(overrides: Sequence[str], rows: object) -> list[str]:
@@ -121,7 +121,7 @@ def run_and_words(
     """Return the overrides of a call whose first argument is a run, or overrides as for train.
 
     Args:
-        run: A run, its folder, or overrides; None if the overrides are given by themselves.
+        run: A run, its folder, or overrides; None if only ``overrides`` is given.
         overrides: Further overrides.
         rows: Rows in memory, or None if there are none.
         call: An example of the call, for messages.
@@ -158,7 +158,7 @@ class Command:
     load: Callable[[DictConfig, Words], Any]
 
     def compose(self, words: Sequence[str], folder: Folder | None = None) -> Composed:
-        """Return the composed overrides, in the caller's folder if one is given."""
+        """Return the composition of the overrides, with the caller's folder if one is given."""
         place = [] if folder is None else [f"hydra.run.dir={quoted(os.fspath(folder))}"]
         return compose(self.name, [*words, *place], self.root)
 
@@ -265,7 +265,7 @@ def kept_model(model: object, tokenizer: object, folder: Path) -> Iterator[None]
         begun = (folder / CONFIGURATION).exists() or (folder / TUNING).exists()
         if ours and not begun:
             shutil.rmtree(folder / BASE_MODEL, ignore_errors=True)
-            with suppress(OSError):  # A file of the run is there.
+            with suppress(OSError):  # A folder still contains a file.
                 for place in missing:
                     if place.name == PRIVATE:
                         (place.parent / LOCK).unlink(missing_ok=True)
@@ -342,7 +342,7 @@ def tune(
     tokenizer: PreTrainedTokenizerBase | None = None,
     folder: Folder | None = None,
 ) -> Run:
-    """Search for the best settings within one epsilon, as ``dpft tune`` does; return the best.
+    """Search for the best settings within one epsilon, as ``dpft tune`` does; return the best run.
 
     The arguments are those of ``train``.
 

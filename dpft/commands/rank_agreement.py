@@ -83,11 +83,11 @@ def bits_of_a_gradient(
 
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "peft", "numpy")
-"""Other libraries whose versions determine what a process computes."""
+"""Libraries whose versions affect what a process computes."""
 
 
 def check_alike(config: TrainConfig | EvaluateConfig | GenerateConfig, ranks: Ranks) -> None:
-    """Reject processes that have other code or another configuration."""
+    """Reject processes whose code or configuration differs from that of rank 0."""
     if ranks.size == 1:
         return
     settings = {**_versions(), **leaves(plain(config))}
@@ -162,8 +162,8 @@ def check_same_inputs(
 ) -> None:
     """Reject processes that would train on other records, in other micro-batches or another model.
 
-    Every process then receives the weights of rank 0. ``rows`` reads those weights of a model to be
-    sharded that are not loaded yet.
+    Every process then receives the weights of rank 0. If the model will be sharded, ``rows`` reads
+    the weights that are not loaded yet.
     """
     if ranks.size == 1:
         return
@@ -191,7 +191,7 @@ def check_same_inputs(
 
 
 def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
-    """Reject processes that read other records with a model, or have another model."""
+    """Reject processes whose records or whose model differ from those of rank 0."""
     if ranks.size == 1:
         return
     key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))

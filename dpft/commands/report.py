@@ -78,15 +78,15 @@ class ReportConfig(Section):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that ``over`` names; empty if the keys are to be determined."""
+        """The keys that ``over`` names; empty if dpft chooses them."""
         return listed_names(self.over)
 
 
 def expand(overrides: list[str]) -> list[str]:
-    """Return the overrides; arguments without a key become ``runs``, and a repeated key one list.
+    """Return the overrides, with ``runs=`` and all arguments without a key merged into one list.
 
-    ``dpft report outputs/a outputs/b`` becomes ``runs=[outputs/a,outputs/b]``. If a key is
-    repeated, Hydra keeps only the last value.
+    ``dpft report outputs/a outputs/b`` becomes ``runs=[outputs/a,outputs/b]``. The merge is needed
+    because Hydra keeps only the last value of a repeated key.
     """
     words = [
         word if "=" in word or word[:1] in "~+" else f"runs={quoted(word)}" for word in overrides

@@ -82,7 +82,10 @@ def planned_model(
 
 
 def least_rows(config: TrainConfig) -> int:
-    """Return the minimum records of a micro-batch: a unit's records are clipped as one."""
+    """Return the minimum number of records in a micro-batch.
+
+    A micro-batch must have room for all records of a unit, because they are clipped together.
+    """
     guarantee = config.privacy.guarantee
     has_units = guarantee is not None and guarantee.has_units
     return guarantee.records_per_unit if guarantee is not None and has_units else 1
@@ -118,10 +121,10 @@ def shard_model(
     ranks: Ranks,
     read: ReadRows | None = None,
 ) -> ShardedModel | None:
-    """Shard a model in place, in the same way on every rank; return None if it is to stay whole.
+    """Shard a model in place, in the same way on every rank; return None if it stays whole.
 
-    ``read`` reads the weights that are on the meta device, in shards. From now on the processes may
-    run the model inside ``failing_together``.
+    ``read`` reads the weights that are still on the meta device, shard by shard. After this call,
+    the processes may run the model inside ``failing_together``.
     """
     if not config.shards_model:
         return None
@@ -153,7 +156,7 @@ def loading_device(config: ParallelConfig, device: torch.device) -> torch.device
 
 GIGABYTE = 10**9
 MOST_ROWS = 2**20
-"""A number of records that never fits."""
+"""Upper limit of the search for a micro-batch size; so many records never fit."""
 TRACED_ROWS = 4
 """Number of rows in the traced micro-batch; other sizes are estimated in proportion."""
 WITHOUT_A_TRACE = (
@@ -236,7 +239,7 @@ class PlannedRanks:
     """The processes of a planned run."""
 
     config: TrainConfig
-    """The configuration, with the length of its records."""
+    """The configuration, in which the length of records is already set."""
     architecture: Architecture
     head: Head
     batch_size: int
@@ -276,7 +279,8 @@ class PlannedRanks:
     def _engine(self) -> str | None:
         """The engine of the clipper; None if nothing is clipped.
 
-        The self-check chooses ``rows`` only for models that book-keeping cannot record.
+        The plan takes ``auto`` to be book-keeping. The self-check would choose ``rows`` only for a
+        model that book-keeping does not support.
         """
         clips = self.config.privacy.clips
         if clips is None:
@@ -329,7 +333,10 @@ class PlannedRanks:
         )
 
     def _micro_batches(self, rows: int) -> int:
-        """Return the number of micro-batches of the busiest process in a large draw."""
+        """Return the number of micro-batches of the busiest process in a large draw.
+
+        A large draw is three standard deviations above the expected batch size.
+        """
         drawn = self.batch_size + 3 * math.sqrt(self.batch_size)
         return math.ceil(drawn / (rows * self._processes))
 

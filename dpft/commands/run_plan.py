@@ -42,7 +42,7 @@ from dpft.training.optimizers import learning_rate_factor, schedule_factors
 from dpft.training.training_config import LARGEST_DEFAULT_BATCH, TrainingConfig
 
 COUNTED = "counted in the data"
-"""The source of the number of examples or units if nobody has published it."""
+"""The source of the number of examples or units if no public number is known."""
 Config = TypeVar("Config", bound=TrainConfig)
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class RunPlan:
 
 
 def steps_plan(config: TrainConfig, plan: RunPlan) -> StepsPlan:
-    """Return what a run must keep: how it draws, clips and adds noise, or how long it trains."""
+    """Return the plan of draws and clipping, or only the sizes and steps if nothing is clipped."""
     size = plan.size.num_examples
     return plan.clipping or StepsPlan(
         num_examples=size,
@@ -88,7 +88,7 @@ def steps_plan(config: TrainConfig, plan: RunPlan) -> StepsPlan:
 def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSize:
     """Return the number of training examples that is taken as public, including canaries.
 
-    The section docs/dev/design.md, the public number of examples, defines which source takes
+    docs/dev/design.md, section "The public number of examples", defines which source takes
     precedence.
 
     Args:
@@ -328,8 +328,8 @@ def method_phases(config: TrainConfig, steps: int, num_examples: int) -> tuple[M
 def with_batch_size(config: Config, count_rows: Callable[[], int]) -> Config:
     """Return the configuration with batch size, epochs and learning rate filled in.
 
-    If ``train.transfer_sample_rate_from`` names another task, the batch size is that task's, and is
-    scaled to this task's size. The sample rate, not the batch size, carries over between data sets
+    If ``train.transfer_sample_rate_from`` names another task, the batch size of that task is scaled
+    to the size of this task. The sample rate, not the batch size, carries over between data sets
     (Li et al. 2022, Appendix L). Other values that are set are kept. Missing values follow from the
     method and the public number of examples. Chosen values are logged.
 

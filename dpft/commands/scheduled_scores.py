@@ -3,7 +3,7 @@
 ``eval.every_steps`` and ``eval.every_epochs`` give the points of figures that show scores over
 epochs (Bu et al. 2022, Figures 1, 3, 4 and 5; Li et al. 2022, Figure 4). The model is scored
 between two steps in eval mode. Torch's random state is then restored, so that training continues as
-if nothing had been scored. Each point has the upper bound of epsilon of the steps so far.
+if nothing had been scored. Each point also has the upper bound of epsilon for the steps so far.
 """
 
 import logging
@@ -99,7 +99,7 @@ class ScheduledScores:
         return self._is_due(step) and not self._progress.has_scores(step)
 
     def after_step(self, step: int, epsilon: SpentEpsilon | None) -> None:
-        """Score the model if its score is due."""
+        """Score the model if the schedule includes this step."""
         if self._is_due(step):
             self._score(step, epsilon)
 

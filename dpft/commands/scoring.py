@@ -1,8 +1,8 @@
 """Scoring of a model on the evaluation split, and the files of its scores and texts.
 
-Every command uses this path. Its inputs are a model on its device, an encoding of records, and the
-records to score. Its outputs are metrics.json and the texts, which go to ``private/`` if the split
-is private.
+Every command that scores a model uses this module. The inputs are a model on its device, an
+encoding of records, and the records to score. The outputs are metrics.json and the texts, which go
+to ``private/`` if the split is private.
 """
 
 import logging
@@ -80,7 +80,7 @@ def score_model(
     draws.
     """
     if HELD_OUT in scored:
-        # Held-out records are scored like training records: without records that cannot be read.
+        # As in training, held-out records that cannot be read are skipped.
         scored = {HELD_OUT: encoding.readable(scored[HELD_OUT])}
         if not scored[HELD_OUT]:
             raise InputError(
@@ -111,7 +111,7 @@ def score_model(
 
 
 def not_evaluated(config: TrainConfig) -> list[Evaluation]:
-    """Return a metrics.json entry with the reason why nothing was scored; empty otherwise."""
+    """Return a metrics.json entry with the reason why nothing is scored; empty if something is."""
     if not is_unscored(config):
         return []
     why = dict.fromkeys(config.task.metrics, NOT_EVALUATED)
@@ -172,7 +172,7 @@ def write_evaluations(
         if not public and any(
             e.split_is_public for e in read_evaluations(folder) if (e.task, e.split) == split
         ):
-            # At that time, the part may have been scored with other parts or by itself.
+            # The name of an old file depends on whether the part was scored with other parts.
             remove_scores(folder)
             for name in (PREDICTIONS, SAMPLES, WRONG_IMAGES):
                 for part_then in ("", evaluation.split):

@@ -23,7 +23,7 @@ def check_clipper(
     layout: Layout,
     shards: UnshardedSums | None = None,
 ) -> tuple[ClippingChoice, ...]:
-    """Run the clipper's self-check of each phase on synthetic records; return the public choices.
+    """Run the clipper's self-check of each phase on synthetic records; return its results.
 
     Raises:
         InputError: The model combines examples.

@@ -235,7 +235,7 @@ def _units(data: TrainingData) -> Iterable[str]:
 
 
 def known_by(data: TrainingData, key: bytes) -> str:
-    """Return a fingerprint of these records and their units, which is as secret as the key."""
+    """Return a fingerprint of the records and their units, which must stay as secret as the key."""
     return records_fingerprint(data.examples, _units(data), key)
 
 

@@ -70,7 +70,7 @@ def prepare_model(
     planned: bool = False,
     rows: CheckpointRows | None = None,
 ) -> tuple[PreTrainedModel, frozenset[str]]:
-    """Return the model that the method makes of the configured model, and its new parameters.
+    """Return the model that the method will train, and the names of its new parameters.
 
     The task's tokens get their embedding rows before the method is applied. If the model is
     ``planned``, only its shapes matter, so no tokenizer is needed. The names are those before the
@@ -111,7 +111,7 @@ def prepare_in_shards(
     except NotInShards as error:
         reason = str(error)
     except (InputError, RuntimeError):
-        reason = "loading changes its weights"  # otherwise the next attempt raises the error
+        reason = "loading changes its weights"  # if not, loading below raises the error again
     model, new = prepare_model(config, architecture, head)
     logger.warning("parallel=fsdp: each process first loads the whole model (%s)", reason)
     return model, new, None
@@ -151,7 +151,7 @@ def check_fit(config: TrainConfig) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel:
-    """A model to score, to generate with or to export, and how to add what a method trained."""
+    """A model to score, to generate with or to export, and the method that restores its weights."""
 
     architecture: Architecture
     method: Method | None = None
@@ -160,7 +160,7 @@ class TrainedModel:
     folder: Path | None = None
     """Folder of these parameters and of the tokenizer."""
     tokens: tuple[str, ...] = ()
-    """Tokens of a task for which the model has no rows yet."""
+    """Tokens of a task for which the model has no embedding rows yet."""
 
     @property
     def extra_positions(self) -> int:
@@ -205,7 +205,7 @@ class TrainedModel:
         return encoding_of(task, self.architecture, head, self.processor(task, head))
 
     def check_lengths(self, task: Task, *, max_new_tokens: int | None) -> None:
-        """Reject texts that are longer than the model's positions for them."""
+        """Reject texts that are longer than the positions that the model has for them."""
         modality_of(task).check_fit(
             self.fitted(task),
             self.architecture,
@@ -254,7 +254,7 @@ def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
         return TrainedModel(architecture=read_architecture(whole))
     base, model, tokens = base_folder(saved), config.model, config.task.special_tokens
     if base is not None:
-        # The base model was saved with the rows that it had been given.
+        # The saved base model already has the embedding rows of the task's tokens.
         model, tokens = model.replace(path=str(base), init="pretrained", tokenizer=None), ()
     else:
         check_base(saved, model)
@@ -280,7 +280,7 @@ def digest_of_base(config: TrainConfig) -> str | None:
 
 
 def held_to_save(method: Method, model: nn.Module) -> Callable[[nn.Parameter], bool]:
-    """Return which parameters a process holds at once when it saves a sharded model.
+    """Return a predicate for the parameters that a process holds at once while it saves a model.
 
     A whole model is gathered file by file and block by block. An adapter is held whole. A base
     model is also held whole if it is saved with the adapter because it is stored nowhere else.
@@ -306,7 +306,7 @@ def save_model(
         processor: Its tokenizer or image processor, which is saved with it.
         folder: Folder of the run.
         base: Digest of the model that an adapter was trained on; None if that model is saved too.
-        shards: ``model``, if each process has only a shard of it.
+        shards: The sharded ``model``; None if each process has the whole model.
     """
     method = config.method
     gathering: AbstractContextManager[None] = nullcontext()
@@ -316,7 +316,7 @@ def save_model(
         method.save(model, folder / MODEL)
         processor.save_pretrained(folder / MODEL)
         apply_umask(folder / MODEL)
-        sync_tree(folder / MODEL)  # before the ledger closes: later, no save
+        sync_tree(folder / MODEL)  # before the ledger is closed
         return write_released(folder / MODEL, base)
 
 

@@ -98,7 +98,7 @@ def make_tokenizer(
     Args:
         command: The run's configuration, and whether it is resumed.
         folder: A new folder, or with ``command.resume`` the folder of the run with the histogram.
-        composed: What Hydra composed, to be written into ``.hydra/`` of a new folder.
+        composed: The composition by Hydra, which is written into ``.hydra/`` of a new folder.
 
     Raises:
         InputError: A setting or a record is invalid. If noise has been drawn, the message states
@@ -205,7 +205,10 @@ def make_tokenizer(
 
 
 def count_training_words(command: TokenizerCommand) -> WordHistogram:
-    """Return the words of the training records, bounded per unit under a guarantee; private."""
+    """Return the words of the training records with their counts; private.
+
+    If the run has a guarantee, caps bound the contribution of each unit.
+    """
     tokenizer = command.tokenizer
     if command.privacy.promises:
         caps = Caps(words=tokenizer.words_per_record, l2=tokenizer.l2_cap, linf=tokenizer.linf_cap)
@@ -222,7 +225,7 @@ def count_training_words(command: TokenizerCommand) -> WordHistogram:
 HOPELESS = 0.1
 """Minimum expected number of released words for which spending epsilon makes sense."""
 PIECES_OF_A_WORD = 20
-"""More than the characters of most words, and so more than the pieces that bpe makes of a word."""
+"""Upper estimate of the pieces that bpe makes of a word: more than most words have characters."""
 
 
 def plan_histogram(command: TokenizerCommand, size: PublicSize) -> HistogramPlan:
@@ -390,7 +393,7 @@ def write_summary(folder: Path, counted: WordHistogram, kept: Sequence[tuple[str
 
 
 def closed_ledger(folder: Path) -> LedgerRecord:
-    """Return the ledger of a released histogram; close it if the run was interrupted before.
+    """Return the ledger of a released histogram, and close it if it is still open.
 
     Raises:
         InputError: The folder does not belong to a tokenizer run, or the run was interrupted before
@@ -408,8 +411,8 @@ def closed_ledger(folder: Path) -> LedgerRecord:
         )
     record = read_ledger(path)
     if record.steps == 1 and not record.closed and (folder / HISTOGRAM).exists():
-        # The file is complete or missing, and its noise was drawn once, after the ledger's one
-        # line.
+        # The histogram is written atomically, so this file is complete. Its noise was drawn once,
+        # after the only line of the ledger was on disk.
         with Ledger.reopen(path, record) as ledger:
             ledger.close()
         record = read_ledger(path)

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Tracking:
-    """Writer of progress.jsonl lines to a tracker, about ``every`` steps apart.
+    """Writer that sends a line of progress.jsonl to a tracker about every ``every`` steps.
 
     If a tracker fails, the run continues without it, because the steps are spent.
     """
@@ -38,7 +38,7 @@ class Tracking:
         self._tracker, self._name = tracker, name
         self._every = -(-every // WINDOW) * WINDOW
         self._steps, self._seconds = 0, 0.0
-        """Steps since the last point, if their duration is known, and that duration."""
+        """Number of steps of known duration since the last point, and their duration in seconds."""
         self._failed = False
 
     def begin(self, step: int) -> None:

@@ -1,11 +1,11 @@
 """Training of a run (``dpft train``): check, plan, prepare, train, score and report.
 
-The module reads from top to bottom. Everything that can be rejected is rejected before the run's
+``train_run`` reads from top to bottom. Everything that can be rejected is rejected before the run's
 folder is written to. No private record is used before the plan is fixed and the clipper was checked
 on synthetic data. A resumed run takes the same path, with a checkpoint.
 
-Every process of a run (rank) runs this file. ``ranks.on_rank_0(f, …)`` calls ``f`` on rank 0 only.
-An error inside ``ranks.failing_together()`` on one rank ends all of them.
+Every process of a run (rank) executes this module. ``ranks.on_rank_0(f, …)`` calls ``f`` on rank 0
+only. An error inside ``ranks.failing_together()`` on one rank ends all ranks.
 """
 
 import logging
@@ -140,7 +140,7 @@ def train(
         rows: The training records, if they were read already. With several processes, each process
             reads them itself.
         counts: The histogram of a synthesis, which is part of the run's cost.
-        composed: What Hydra composed, to be written into ``.hydra/`` of a new folder.
+        composed: The composition by Hydra, which is written into ``.hydra/`` of a new folder.
 
     Raises:
         InputError: A setting or a record is invalid. This is raised before any record is used.
@@ -198,7 +198,7 @@ def train_run(
     with_curve: bool = True,
     ranks: Ranks = ALONE,
 ) -> None:
-    """Train with a configuration in which only nulls are left to be filled in.
+    """Train with a complete configuration, in which only values of null are filled in.
 
     Args:
         config: The configuration of the run.
@@ -213,7 +213,8 @@ def train_run(
         ranks: The processes of the run.
 
     Raises:
-        InputError: As in ``train``, or the configuration changes what an interrupted run must keep.
+        InputError: As in ``train``, or the configuration changes a setting that an interrupted run
+            must keep.
         RunError: Training failed.
         StateError: A checkpoint, a ledger or scores are damaged.
     """
@@ -295,7 +296,7 @@ def train_run(
                 show_startup_stage(CHECKING)
                 choices = check_clipper(config, plan.clipping, model, layout)
 
-            # 6. Encode the records; from here on they reach the model.
+            # 6. Encode the records. After this step, the model may use them.
             show_startup_stage(ENCODING)
             canaries = make_canaries(config.audit, processor, secrets.audit_key)
             if not resumes:
@@ -385,7 +386,7 @@ def train_run(
             run.epsilon_so_far = EpsilonSoFar(plan.privacy, curve)
         taken = 0 if resume_point is None else resume_point.checkpoint.step
         if with_curve and taken < plan.steps:
-            # The steps of a trial are not all the steps that the search takes.
+            # A trial announces no steps, because the search takes more steps than one trial.
             announce_steps(config, plan, taken=taken)
         scored = division.scored
         if not ranks.broadcast_from_rank_0(has_scores, folder, "before"):
@@ -422,7 +423,7 @@ def train_run(
             if progress is not None:
                 progress.publish(plan.steps)
 
-        # 11. Score and report. The other processes have ended: nothing here waits for them.
+        # 11. Score and report. The report waits for no other process, because they may have ended.
         evaluations = score_stage(config, model, encoding, scored, "after", ranks)
         if ranks.is_rank_0:
             evaluations += not_evaluated(config)
@@ -435,10 +436,11 @@ def train_run(
 def _fitting_head(
     config: TrainConfig, architecture: Architecture, rows: TrainingData | None
 ) -> Head:
-    """Return the head that the task needs, if the model and the method support it.
+    """Return the head that the task needs, after checking that model and method support it.
 
     Raises:
-        InputError: They do not fit. A batch that is too large for the data is reported too.
+        InputError: Task, model and method do not fit together. The error also reports a batch that
+            is too large for the data.
     """
     faults = Faults()
     with faults.gathering():

@@ -1,7 +1,7 @@
 """Encoded training records for the loop, and their summary in a private file.
 
-Some of the records are held out, skipped for various reasons, or truncated. The others are trained
-on as they are.
+Some records are held out for scoring, are skipped, or are truncated. The summary counts the records
+of each kind.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,12 +38,12 @@ def make_training_set(
     unit_key: bytes,
     canaries: Sequence[Canary] = (),
 ) -> TrainingSet:
-    """Return the training set of the loop: the records that have anything to learn, by unit.
+    """Return the training set of the loop: the records with an answer to learn, by unit.
 
     Whether a record is skipped depends only on that record.
 
     Raises:
-        InputError: No record has anything to learn, or a canary does not fit ``max_length``.
+        InputError: No record has an answer to learn, or a canary does not fit ``max_length``.
     """
     check_canaries(canaries, config.task, encoding)
     added = copies_of(canaries, config.task)
@@ -74,17 +74,17 @@ class EncodedRecords:
     """Records as the loop receives them, with canaries last."""
 
     rows: EncodedRows
-    """The rows that are kept: all rows that have anything to learn, and also the others if the
+    """The rows that are kept: all rows with an answer to learn, and also the other rows if the
     indices of units refer to them."""
     units: list[list[int]] | None
     """Indices in ``rows`` of each unit's rows; None if each row is its own unit."""
     usable: NDArray[np.bool_]
-    """Whether a row has anything to learn, for every row of the records."""
+    """Whether a row has an answer to learn, for every row of the records."""
     counts: NDArray[np.int64]
     """Number of rows of each record; more than one if the record is cut into chunks."""
 
     def trained_on(self) -> dict[int, list[int]]:
-        """Return the numbers of the rows that were trained on, by the index of their record."""
+        """Return the rows of each record that were trained on, numbered within the record."""
         owners = np.repeat(np.arange(len(self.counts)), self.counts)
         first = np.cumsum(self.counts) - self.counts
         kept = np.flatnonzero(self.usable) if self.units is None else chain(*self.units)
@@ -110,7 +110,7 @@ def encode_records(
         records: The records.
         owners: The units of the records; None if each record is its own unit.
         encoding: Converts records to rows.
-        unit_key: Decides which rows are kept of a unit that has too many.
+        unit_key: Secret key that selects the rows to keep of a unit that has too many rows.
     """
     guarantee, clips = config.privacy.guarantee, config.privacy.clips is not None
     in_chunks = config.task.most_rows > 1 and config.privacy.unit == EXAMPLE
@@ -132,7 +132,7 @@ def encode_records(
 
 
 def _of_steps(config: TrainConfig, encoding: Encoding) -> Encoding:
-    """Return the encoding for a run's steps, which depends on whether they clip."""
+    """Return the encoding for training; without clipping, a record has at most one random view."""
     return encoding if config.privacy.clips is not None else encoding.by_record()
 
 
@@ -151,7 +151,7 @@ def check_canaries(canaries: Sequence[Canary], task: Task, encoding: Encoding) -
 
 
 def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -> Layout:
-    """Return the layout of rows in a micro-batch: that of any batch, padded for training."""
+    """Return the layout of rows in a micro-batch, with the padding for training."""
     multiple = config.train.bucket(device)
     return layout.for_training(multiple=multiple, longest=config.task.longest)
 
@@ -159,7 +159,7 @@ def training_layout(config: TrainConfig, layout: Layout, device: torch.device) -
 def _encoded(
     encoding: Encoding, records: Iterable[Record], *, keeps_empty: bool
 ) -> tuple[EncodedRows, NDArray[np.bool_], NDArray[np.int64]]:
-    """Return the records as rows of tokens, whether each row can be learned, and rows per record.
+    """Return the encoded rows, whether each row has an answer, and the number of rows per record.
 
     A record has more than one row if records are cut into chunks.
     """
@@ -230,7 +230,7 @@ def summarize(
     *,
     canaries: int = 0,
 ) -> DataSummary:
-    """Return a summary of what happened to the records of a run."""
+    """Return the number of a run's records that were held out, skipped, cut or trained on."""
     guarantee = config.privacy.guarantee
     grouped = training_set.units is not None
     units = training_set.units

@@ -3,12 +3,13 @@
 A secret random number of trials is drawn and written to disk before the first trial trains. Each
 trial has a random setting and is an ordinary private run in private/tuning. The noise is calibrated
 so that the whole search stays within privacy.eps. Only the best trial's files become public, with
-the bound for having chosen it. A resumed search takes the same path, with the trials that it drew.
+the bound for having chosen it. A resumed search takes the same path, with the trials that are
+already on disk.
 
 A reader of the best trial must not learn how many trials there were, which trial it is, or how the
-others scored. The bound depends on this (Papernot & Steinke 2022, arXiv 2110.03620). The score of a
-trial is private; a higher score is better. All output of a trial goes to its own log in
-private/tuning, because the number of outputs would reveal the number of trials.
+others scored. The bound holds only under this condition (Papernot & Steinke 2022, arXiv
+2110.03620). The score of a trial is private; a higher score is better. All output of a trial goes
+to its own log in private/tuning, because the number of outputs would reveal the number of trials.
 """
 
 import hmac
@@ -135,8 +136,8 @@ def run(command: TuneCommand, folder: Path, *, composed: Composed | None = None)
     Args:
         command: The search's configuration, and whether it is resumed.
         folder: A new folder, or with ``command.resume`` the folder of the interrupted search.
-        composed: What Hydra composed, to be written into ``.hydra/`` of a new folder and of each
-            trial's folder.
+        composed: The composition by Hydra, which is written into ``.hydra/`` of a new folder and of
+            each trial's folder.
 
     Raises:
         InputError: A setting or a record is invalid, or has changed since the search began.
@@ -198,7 +199,7 @@ def run(command: TuneCommand, folder: Path, *, composed: Composed | None = None)
                     check_same_records(command, search)
                     exit_code = run_trial(command, search, trial, path, composed)
                     trial_score = TrialScore() if exit_code else score_of(path, metric)
-                    # With this file on disk, the trial never runs again.
+                    # After this file is on disk, the trial never runs again.
                     write_model(path / TRIAL_SCORE, trial_score, mode=0o600)
                 # Also needed if the search was killed between the two writes.
                 delete_generator_states(path / CHECKPOINTS)
@@ -296,7 +297,7 @@ def check_same_records(command: TuneCommand, search: Search) -> None:
 
 
 def _training_data(config: TrainConfig) -> TrainingData:
-    """Return the training records as each trial reads them."""
+    """Return the training records, checked by the model if each trial checks them so."""
     if not config.task.is_checked_by_model:
         return load_training_data(config)
     model = TrainedModel(architecture=read_architecture(config.model))
@@ -316,7 +317,7 @@ def run_trial(
     again.
 
     Raises:
-        OSError: The disk is full or not writable, which is not the trial's own failure.
+        OSError: The disk is full or not writable, which does not count as a failure of the trial.
         InputError: The trial was rejected although every setting had been checked, for example
             because a model is gone.
         StateError: The state of an interrupted trial is damaged.
@@ -422,8 +423,8 @@ def score_of(trial: Path, metric: MetricSpec) -> TrialScore:
 def publish(command: TuneCommand, search: Search, trial: Path, folder: Path) -> None:
     """Copy the best trial into the run's folder; write a new privacy.json and report.
 
-    Nothing that is copied names the trial. Every public file has the date and the time at which the
-    search began, because its duration would reveal how many trials there were.
+    No copied file names the trial. Every public file has the date and the time at which the search
+    began, because the duration of the search would reveal how many trials there were.
     """
     check_spent(search, folder)
     shutil.rmtree(folder / MODEL, ignore_errors=True)
@@ -465,7 +466,8 @@ def check_spent(search: Search, folder: Path) -> None:
 def backdate_public_files(folder: Path) -> None:
     """Set the time of every public file to the beginning of the search.
 
-    A later time would reveal how long the search took at most, and so how many trials there were.
+    A later time would reveal an upper bound on the duration of the search, and therefore on the
+    number of trials.
     """
     began = (folder / TRIALS).stat().st_mtime_ns
     public = [path for path in folder.iterdir() if path.name != PRIVATE]

@@ -1,6 +1,6 @@
 """Configuration of ``dpft account``, which never imports torch.
 
-Accounting is arithmetic, so the command should take hardly longer than its accountants.
+The accountants need no torch, and importing it would take longer than the accounting.
 """
 
 import re

@@ -86,7 +86,7 @@ def options(folders: list[Path], group: str) -> dict[str, str]:
 COLUMN = 34
 """Width of the left column, in characters."""
 MANY = 16
-"""Number of options from which a group lists only names, without descriptions."""
+"""A group with at least this many options lists only their names, without descriptions."""
 LONGEST_VALUE = 40
 ALL = "all"
 """Argument of ``--help`` that explains every group and every key."""
@@ -134,7 +134,7 @@ def command_help(
     Args:
         name: The name of the command.
         words: Overrides (``key=value``, ``group=option``) to compose, and names to explain. Without
-            names, the groups whose option is chosen are explained.
+            names, the help explains the groups whose option the overrides choose.
         root: The class of the command's configuration.
         folders: Folders that contain YAML files, dpft's own folder first.
     """
@@ -172,8 +172,8 @@ def help_text(command: ComposedCommand, about: Sequence[str] = ()) -> str:
 
     Args:
         command: The composed command.
-        about: Groups, sections or keys to explain, or ``ALL``. Empty: the command's main keys, or
-            all keys if it declares no main keys.
+        about: Groups, sections or keys to explain, or ``ALL``. If empty, the help explains the
+            command's main keys, or all keys if there are no main keys.
     """
     keys = command.keys()
     if not about and command.root.main_keys:
@@ -206,7 +206,7 @@ def _usage(command: ComposedCommand) -> str:
 
 
 def _groups(command: ComposedCommand) -> str:
-    """Return all groups with their options, and descriptions if a group has few options."""
+    """Return all groups with their options; a group with few options also has descriptions."""
     lines = ["Groups (choose with GROUP=OPTION; * is taken unless you say otherwise):"]
     for group, chosen in command.choices.items():
         descriptions = options(list(command.folders), group)

@@ -1,8 +1,7 @@
 """Composition of a configuration from overrides by Hydra, and translation of Hydra's errors.
 
-The command line starts from ``hydra.main``, which also runs sweeps. It passes on the same
-``Composed`` that ``compose`` returns to a call from Python, so overrides have the same meaning in
-both.
+The command line starts from ``hydra.main``, which also runs sweeps. Both the command line and a
+call from Python (``compose``) produce a ``Composed``, so overrides have the same meaning in both.
 
 An error message names the key or group, the value, the allowed values, and the nearest known name.
 Hydra stops at the first argument that it cannot compose, so each command reports one such error.
@@ -175,7 +174,8 @@ def as_input_error(
 def _quoted_override(override: str) -> str:
     """Return an unreadable argument quoted for a shell and for Hydra, or an example.
 
-    The entries of a list are quoted one by one. The example is returned if quoting does not help.
+    The entries of a list are quoted one by one. If the quoted argument is still unreadable, an
+    example is returned.
     """
     key, _, value = override.partition("=")
     if value[:1] in ("'", '"'):
@@ -274,7 +274,7 @@ def unused_folder(path: str) -> str:
 
 
 def register_resolver() -> None:
-    """Register ``${unused_folder:PATH}`` with OmegaConf, resolved once per configuration."""
+    """Register the resolver ``${unused_folder:PATH}``; each configuration resolves it only once."""
     OmegaConf.register_new_resolver("unused_folder", unused_folder, use_cache=True, replace=True)
 
 

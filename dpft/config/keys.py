@@ -153,7 +153,7 @@ def leaves(values: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
 
 
 def quoted(word: str, mark: str = "'") -> str:
-    """Return a text quoted so that Hydra's grammar reads it literally.
+    """Return a text in quotes, so that Hydra's grammar reads it literally.
 
     Args:
         word: Any text.
@@ -270,7 +270,10 @@ def nearest_keys(key: str, known_keys: Iterable[str]) -> list[str]:
 
 
 def _meant(name: str, known_keys: Iterable[str]) -> list[str]:
-    """Return the key that other programs call ``name``, under its full or its last name."""
+    """Return the key that other programs call ``name``, if it is among the known keys.
+
+    The known keys may be dotted keys or last names of keys.
+    """
     meant = MEANT.get(name, "")
     if meant.startswith("hydra."):
         return [meant]

@@ -1,7 +1,7 @@
 """Removed configuration keys and options, each with a sentence that names its replacement.
 
-Only this module knows removed keys. If a user sets such a key, the error quotes its sentence. In
-the saved configuration of an earlier run, the key is ignored.
+Only this module knows removed keys. If a user sets such a key, the error quotes its sentence. A
+removed key in the saved configuration of an earlier run is ignored.
 """
 
 REMOVED = {

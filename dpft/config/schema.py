@@ -69,7 +69,7 @@ def check_units_fit(privacy: Privacy, train: TrainingConfig) -> None:
 
 
 def check_adaptive_scale(privacy: Privacy, train: TrainingConfig) -> None:
-    """Reject an adaptive loss scale without the noisy gradients that adapt the scale."""
+    """Reject an adaptive loss scale in a run without noisy gradients, which adapt the scale."""
     if train.adaptive_loss_scale and privacy.guarantee is None:
         raise InputError(
             "train.adaptive_loss_scale=true needs privacy=dp, because noisy gradients adapt the"
@@ -115,8 +115,8 @@ def check_mechanism(
 def check_public_numbers(task: Task, privacy: Privacy) -> None:
     """Reject two public numbers of examples that differ by more than a factor of 2.
 
-    The check happens before any record is read. The larger number would lower the sample rate, and
-    with it the reported epsilon, by counting records that do not exist.
+    The check happens before any record is read. A number that is too large counts records that do
+    not exist. It lowers the sample rate and therefore the reported epsilon.
     """
     published, configured = task.public_num_train_examples, privacy.num_examples
     if published is None or configured is None or privacy.unit != EXAMPLE:
@@ -133,10 +133,10 @@ def check_public_numbers(task: Task, privacy: Privacy) -> None:
 
 
 def check_chunks(task: Task, privacy: Privacy, train: TrainingConfig) -> None:
-    """Reject privacy units that do not match the rows of a task's records.
+    """Reject privacy units that do not fit the number of rows that a record becomes.
 
-    A unit of chunks needs task=corpus. A unit of several records needs records of one row. A record
-    must fit into one micro-batch.
+    privacy.unit=chunk needs task=corpus. If a unit has several records, each record must be one
+    row. All rows of a record must fit into one micro-batch.
     """
     if privacy.clips is None:
         return

@@ -1,6 +1,6 @@
 """Base classes of configuration sections.
 
-``method=lora`` composes a section with ``name: lora``, and ``ChosenBy`` makes the field of that
+``method=lora`` composes a section with ``name: lora``. ``ChosenBy`` then makes the field of that
 section an instance of the class that is registered under this name.
 """
 

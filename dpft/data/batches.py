@@ -1,16 +1,16 @@
 """Collation of rows into tensors, and division of a logical batch into micro-batches.
 
 An encoding converts a record to a row. Only a `Layout` reads the content of a row, so training,
-checks and planning do not depend on the kind of row. `TextLayout` is in this module, the layout of
-images in ``images``. Position ids are always expanded to (b, t). A model that creates its own
-position ids broadcasts one row of them over the batch (GPT-2, BERT). Its position embedding then
-has no per-example gradient.
+checks and planning do not depend on the kind of row. `TextLayout` is in this module; the module
+``images`` contains the layout of images. Position ids are always expanded to (b, t). A model that
+creates its own position ids broadcasts one row of them over the batch (GPT-2, BERT). Its position
+embedding then has no per-example gradient.
 
-A `RowView` computes the model's input from a row, again each time the row is used. The input
-depends only on the row and on secret bits of the step. The input from one record therefore does not
-depend on the other records of the batch (docs/dev/design.md, rule 3). `micro_batches` affects only
-speed and memory. The clipped sum is the same for every division of a logical batch, because
-clipping is per unit and no unit is divided.
+A `RowView` computes the model's input from a row each time the row is used. The input depends only
+on the row and on secret bits of the step. The input from one record therefore does not depend on
+the other records of the batch (docs/dev/design.md, rule 3). `micro_batches` affects only speed and
+memory. The clipped sum is the same for every division of a logical batch, because clipping is per
+unit and no unit is divided.
 
 Shapes: b examples, t tokens of the longest example, k label words or outputs of a classifier.
 """
@@ -48,7 +48,7 @@ from dpft.parallel.ranks import EVERYTHING, RankShare
 
 @dataclass(frozen=True)
 class _Place:
-    """Position in a target at which a token begins."""
+    """State of the JSON parser at the character of a target at which a token begins."""
 
     stretch: int = 0
     in_string: bool = False
@@ -113,7 +113,8 @@ class JsonWeights:
 
 
 Bits = Callable[[int], bytes]
-"""Function that returns the requested number of random bytes; called once for each view."""
+"""Function that returns the requested number of random bytes; called once for each view of a
+row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +141,8 @@ class Batch:
     words: Tensor | None = None
     """Token ids of the label words, shape (k,), int64."""
     weights: Tensor | None = None
-    """Factor of each example's loss, shape (b,), float32; None: 1. A filler row (``is_filler``) has
-    the factor 0."""
+    """Factor of each example's loss, shape (b,), float32; None means 1. A filler row
+    (``is_filler``) has the factor 0."""
     token_weights: Tensor | None = None
     """Weight of each label in the mean of its example's token losses, shape (b, t), float32, 0 for
     tokens without a loss; None: equal weights."""
@@ -149,7 +150,7 @@ class Batch:
     """Log-probability of each answer under the reference model, shape (b,), float32, for
     ``pair_loss``."""
     pair_loss: PreferenceLoss | None = None
-    """Loss of each two rows, a chosen and a rejected answer; None: each row has its own loss."""
+    """Loss of each pair of rows (chosen and rejected answer); None if each row has its own loss."""
     rows_per_unit: int = 1
     """Number of rows of each privacy unit. The rows of a unit are contiguous."""
     is_padded: bool = False
@@ -192,7 +193,7 @@ _Structure = tuple[tuple[str, ...], dict[str, Any]]
 
 
 def _row_tensors(batch: Batch) -> tuple[dict[str, Any], _Structure]:
-    """Return the fields that contain row tensors, and the structure that surrounds them."""
+    """Return the fields that contain row tensors, and the other fields as their structure."""
     optional = {name: getattr(batch, name) for name in OPTIONAL_ROWS}
     rows = {"inputs": dict(batch.inputs), "labels": batch.labels} | {
         # The pytree module treats None as a leaf.
@@ -238,11 +239,11 @@ class Layout(ABC):
 
     @abstractmethod
     def length(self, row: Any) -> int:
-        """Return a row's length, by which rows are sorted; for a text, its input tokens."""
+        """Return the length by which rows are sorted; for a text, the number of input tokens."""
 
     @abstractmethod
     def longest(self, rows: Sequence[Any]) -> int:
-        """Return the length of the longest row, of its input or its target."""
+        """Return the length of the longest input or target among the rows."""
 
     @abstractmethod
     def padded_length(self, longest: int) -> int:
@@ -250,14 +251,14 @@ class Layout(ABC):
 
     @abstractmethod
     def cost(self, row: Any) -> int:
-        """Return the total length that a model computes for a row."""
+        """Return the total length of the inputs that a model processes for a row."""
 
     @abstractmethod
     def collate(self, rows: Sequence[Any]) -> Batch:
         """Return the rows as one batch."""
 
     def for_training(self, *, multiple: int, longest: int) -> Self:
-        """Return the layout for training, which may pad to a multiple, at most to ``longest``."""
+        """Return the layout for training, which may pad rows to a multiple, up to ``longest``."""
         return self
 
     def unpadded(self) -> Self:
@@ -277,7 +278,7 @@ class EncodedRows(LazySequence[Any]):
     @property
     @abstractmethod
     def has_label(self) -> NDArray[np.bool_]:
-        """Whether each row has anything to learn."""
+        """Whether each row has an answer to learn."""
 
     @property
     @abstractmethod
@@ -286,12 +287,12 @@ class EncodedRows(LazySequence[Any]):
 
     @property
     def unreadable(self) -> list[str]:
-        """Names of the records that could not be read, which have nothing to learn; private."""
+        """Names of the records that could not be read and are therefore skipped; private."""
         return []
 
     @property
     def converted(self) -> int:
-        """Number of records converted to the form of the model, such as gray images; private."""
+        """Number of images converted between gray and color for the model; private."""
         return 0
 
     @abstractmethod
@@ -319,7 +320,7 @@ class RowView(ABC):
 
     @abstractmethod
     def __call__(self, row: Any, bits: Bits) -> Any:
-        """Return the row as the model reads it this time."""
+        """Return the row as the model reads it, with random choices from ``bits``."""
 
 
 class ViewedRows(LazySequence[Any]):
@@ -342,7 +343,7 @@ class TextLayout(Layout):
     """Layout of rows of tokens in a batch; public configuration."""
 
     pad_token_id: int = 0
-    """Token id of padding, which attention never reads."""
+    """Token id of padding, which the attention mask excludes."""
     takes_position_ids: bool = True
     """Whether the model receives position ids; some models count the positions of each row
     themselves."""
@@ -362,12 +363,12 @@ class TextLayout(Layout):
         return len(row.input_ids)
 
     def cost(self, row: TokenizedExample) -> int:
-        """See ``Layout.cost``; the decoder of a seq2seq model reads its target separately."""
+        """See ``Layout.cost``; a seq2seq model also processes the target, in its decoder."""
         apart = len(row.labels) if (self.kind, self.answer) == (SEQ2SEQ, TEXT) else 0
         return len(row.input_ids) + apart
 
     def longest(self, rows: Sequence[TokenizedExample]) -> int:
-        """Return the number of tokens of the longest row, of its input or its separate target."""
+        """Return the number of tokens of the longest input, or target of a seq2seq model."""
         writes_apart = self.kind == SEQ2SEQ and self.answer == TEXT
         written = [len(row.labels) for row in rows] if writes_apart else []
         return max([len(row.input_ids) for row in rows] + written)
@@ -512,15 +513,15 @@ def micro_batches(
     Args:
         examples: The data set.
         indices: The logical batch: positions in ``units`` or, without ``units``, in ``examples``.
-            If the batch is empty, nothing is yielded. Private: the indices are never stored.
+            An empty batch yields nothing. The indices are private and never stored.
         micro_batch_size: Maximum number of rows in a micro-batch, including filler rows; a
             micro-batch may have fewer. Must be at least the size of the largest unit.
         layout: Layout of rows in a batch, which also determines the padded length.
         micro_batch_tokens: Maximum number of rows times tokens of a padded row in a micro-batch, in
-            addition to ``micro_batch_size``. Must be at least that number for the largest unit at
-            its longest. None: no limit.
-        units: Positions in ``examples`` of each privacy unit's records; a unit without records adds
-            nothing. None: each example is a unit.
+            addition to ``micro_batch_size``. Must be large enough for the largest unit with rows of
+            maximum length. None: no limit.
+        units: Positions in ``examples`` of each privacy unit's records; a unit without records is
+            skipped. None: each example is a unit.
         share: Share of the micro-batches to yield, which are distributed by their padded tokens.
     """
     if units is None:
@@ -583,7 +584,7 @@ def _pieces(
     longest_of: Callable[[Sequence[Any]], int],
     fits: Callable[[int, int], bool],
 ) -> Iterator[list[list[Any]]]:
-    """Yield the units in order, in pieces of as many units as fit by rows and longest row."""
+    """Yield the units in order, in pieces with as many units as ``fits`` allows."""
     piece: list[list[Any]] = []
     most = longest = 0
     for unit in units:

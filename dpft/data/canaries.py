@@ -3,8 +3,8 @@
 `CanaryConfig` is the section ``audit`` of ``dpft train``. In an audit in one run (Steinke, Nasr and
 Jagielski 2023), a separate secret coin decides whether each canary is included. The canaries of the
 secret sharer (Carlini et al. 2019; Li et al. 2022, Appendix M) are repeated a number of times, or
-excluded for comparison. SHAKE-256 derives words and coins from one secret key. All canaries and any
-number of coins therefore reveal nothing about another coin.
+excluded for comparison. SHAKE-256 derives words and coins from one secret key. Knowledge of all
+canaries and of any number of coins therefore reveals nothing about another coin.
 """
 
 import hashlib
@@ -106,10 +106,10 @@ class CanaryConfig(Section):
             )
 
     def added(self, *, units: bool) -> int:
-        """Return the number that canaries add to the public number of examples, or of units.
+        """Return the number of examples, or of units, that canaries add to the public number.
 
-        Every canary with a coin counts, whether or not it is inserted, so the number reveals no
-        coin.
+        Every canary with a coin counts, whether or not it is inserted. The number therefore reveals
+        no coin.
         """
         copies = len(self.repetitions) if units else sum(self.repetitions)
         return self.canaries + self.exposure_canaries * copies
@@ -166,7 +166,10 @@ class Canary(StrictModel):
 
 
 def whole_words(tokenizer: "PreTrainedTokenizerBase", *, first: bool = True) -> list[str]:
-    """Return the words of a vocabulary that are one token each after a blank, sorted."""
+    """Return the sorted words of a vocabulary that are one token each after a blank.
+
+    If ``first``, a word must also be one token at the beginning of a text.
+    """
     ids = range(len(tokenizer))
     texts = sorted({_text(tokenizer, [one]) for one in ids})
     words = [text for text in texts if text.isascii() and text.isalpha() and text.islower()]
@@ -235,10 +238,10 @@ class SuffixTokens:
 def suffix_tokens(
     encoding: "Encoding", task: Task, canary: Canary, words: Sequence[str]
 ) -> SuffixTokens:
-    """Return the positions and tokens of the suffixes that a canary could have had, in its row.
+    """Return the positions of a canary's suffix in its row, and all tokens possible there.
 
     Raises:
-        InputError: The model does not learn each word of a suffix as one token at one position.
+        InputError: Not every word of a suffix is one learned token at a fixed position.
     """
     length = len(canary.learned)
     rows = encoding.rows(
@@ -277,7 +280,7 @@ def check_suffixes_learned(
 
 
 def _with_coins(config: CanaryConfig, words: Sequence[str], key: bytes) -> list[Canary]:
-    """Return the canaries with coins, with disjoint words as far as the vocabulary suffices.
+    """Return the canaries with coins, with disjoint words if the vocabulary is large enough.
 
     Training on a canary changes the embeddings of its words. If no other canary has these words,
     the change cannot be confused with the effect of another canary.

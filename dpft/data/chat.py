@@ -5,9 +5,9 @@ conversations therefore reads them in the same format as before. A template may 
 answer: a lead-in, such as the empty thinking block of Qwen3, or a tail, such as ``<|im_end|>``. The
 model learns both. `ChatEncoding.answer` removes both from generated text.
 
-The tokens of a prompt are the same in training, when an answer follows, and in generation. An
-answer is therefore tokenized separately, as text, if its first characters would merge with the last
-token of the prompt. The same applies if the answer spells a special token of the template. The
+The tokens of a prompt are the same in training, when an answer follows, and in generation. If the
+first characters of an answer would merge with the last token of the prompt, the answer is therefore
+tokenized separately. The same applies if the answer contains the text of a special token. The
 generation prompt of a template may contain text that a finished conversation does not have before
 its answer, such as the ``<think>`` of DeepSeek-R1. That text is removed from the prompt.
 
@@ -40,11 +40,11 @@ from dpft.errors import InputError
 from dpft.tasks.base import Example
 
 PLACE = "dpftplaceholder"
-"""Placeholder message, around which the text of the template is found."""
+"""Placeholder message. The text around it is that of the template."""
 BLOCK = re.compile(r"(<\w+>|\[\w+\])?\s*(</\w+>|\[/\w+\])")
 """An empty block of a lead-in, such as ``<think></think>``. The prompt may contain its start."""
 PARTS = ("prompt", "opening", "turns")
-"""Fields of `RenderedConversation` that determine the parts of a prompt for cutting."""
+"""Fields of `RenderedConversation` that determine where a long prompt may be cut."""
 
 
 class Around(NamedTuple):
@@ -159,7 +159,7 @@ class ChatEncoding(TextEncoding):
         return [] if begin is not None and ids[: len(begin)] == begin else ids
 
     def answer(self, text: str) -> str:
-        """See ``TokenEncoding.answer``; the text without the lead-in and tail of the template.
+        """See ``TokenEncoding.answer``; removes the lead-in and the tail of the template.
 
         If the lead-in is an empty thinking block, a thinking block that the model has filled is
         removed as well. A text that ends inside the block has no answer.
@@ -179,7 +179,7 @@ class ChatEncoding(TextEncoding):
         return content.strip().removesuffix(tail.strip()).rstrip()
 
     def reference(self, example: Example) -> str:
-        """See ``TextEncoding.reference``; the answer as rendered by the template.
+        """See ``TextEncoding.reference``; returns the answer as rendered by the template.
 
         A template may trim an answer, or remove its thinking.
         """
@@ -188,7 +188,7 @@ class ChatEncoding(TextEncoding):
 
     @cached_property
     def _lead_marks(self) -> tuple[str | None, str]:
-        """Text that opens the block in the lead-in, and text that ends the lead-in.
+        """The text that opens the lead-in's thinking block, and the text that ends the lead-in.
 
         The first text is None if the lead-in is not a block, and empty if the prompt opens the
         block.
@@ -275,7 +275,7 @@ class ChatEncoding(TextEncoding):
 
     @cached_property
     def _around(self) -> Around:
-        """Text around an answer, found by rendering a conversation of one question."""
+        """The template's text around an answer, from rendering a conversation with one question."""
         question = [{"role": "user", "content": "What?"}]
         asked = self._rendered(question, asks=True)
         whole = self._rendered([*question, _answer(PLACE)], asks=False)
@@ -327,7 +327,7 @@ class ChatEncoding(TextEncoding):
         return datetime.now() if self.date is None else datetime.fromisoformat(self.date)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts; special tokens of the template are read as such, not as text."""
+        """Return the ids of texts, in which special tokens of the template become their own ids."""
         if not texts:
             return []
         encoded = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)
@@ -340,7 +340,7 @@ class ChatEncoding(TextEncoding):
         return {token.content: number for number, token in added if token.special}
 
     def _has_mark(self, text: str) -> bool:
-        """Return whether a text spells a special token of the tokenizer."""
+        """Return whether a text contains the text of a special token of the tokenizer."""
         return any(mark in text for mark in self._marks)
 
 

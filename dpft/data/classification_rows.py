@@ -1,8 +1,8 @@
 """Encodings of labeled texts for a classification head, or for text infilling with label words.
 
 `SentenceEncoding` encodes one or two sentences for a model with a classification head.
-`LabelWordEncoding` adds a place for a label word next to them (Li et al. 2022, section 4 and Table
-10).
+`LabelWordEncoding` fills a template that has a place for a label word (Li et al. 2022, section 4
+and Table 10).
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ class SentenceEncoding(TokenEncoding):
     """Encoding of sentences with the tokenizer's special tokens around and between them."""
 
     def rows(self, examples: Sequence[LabeledExample]) -> list[TokenizedExample]:
-        """See ``Encoding.rows``; a long row is cut at the end of its longer sentence."""
+        """See ``Encoding.rows``; a long row loses tokens at the end of its longer sentence."""
         if not examples:
             return []
         if self.tokenizer.sep_token_id is None:  # no separator token: join the sentences as lines
@@ -129,7 +129,7 @@ class LabelWordEncoding(TokenEncoding):
 def cut_longest(
     pieces: Sequence[TemplateSegment], ids: Sequence[list[int]], room: int
 ) -> list[list[int]]:
-    """Return the pieces' tokens, cut to ``room`` tokens from the end of the longest text.
+    """Return the tokens of the pieces; while they exceed ``room``, the longest text loses its end.
 
     Raises:
         InputError: The template without its texts is longer than ``room``.

@@ -27,10 +27,10 @@ WORD_BYTES = 8
 class SpanCorruption(RowView):
     """T5's objective: hidden spans of a text are learned (Raffel et al. 2020, section 3.3.4).
 
-    In the input, a sentinel replaces each hidden span. The target is each sentinel followed by its
-    span. Both end with the end-of-text token. Hidden spans and the text between them are cut at
-    places drawn uniformly among all possible places. The first span is visible and the last span is
-    hidden, as in T5.
+    In the input, a sentinel replaces each hidden span. The target contains each sentinel followed
+    by its span. Input and target end with the end-of-text token. Hidden spans and the text between
+    them are cut at places drawn uniformly among all possible places. The first span is visible and
+    the last span is hidden, as in T5.
     """
 
     noise_density: float
@@ -151,7 +151,7 @@ def _segments(items: int, count: int, words: NDArray[np.uint64]) -> list[int]:
 
 
 NOISE_DENSITY, MEAN_SPAN = 0.15, 3.0
-"""Density and mean span of T5 (Raffel et al. 2020), and BERT's fraction of masked tokens."""
+"""Fraction of hidden tokens, in T5 (Raffel et al. 2020) and in BERT, and mean span of T5."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ class CorpusEncoding(TokenEncoding):
 
     @property
     def view(self) -> RowView | None:
-        """View of a row, drawn again each time; None if the model reads the row itself."""
+        """Random view of a row, drawn for each use; None if the model reads the row itself."""
         if self.span_corruption:
             return SpanCorruption(
                 noise_density=NOISE_DENSITY,
@@ -230,9 +230,9 @@ class CorpusEncoding(TokenEncoding):
     ) -> list[list[int]]:
         """Return the token ids of prompts for generation.
 
-        A beginning of a text that is too long loses its own beginning. In a text with gaps
-        (``GAP``), a sentinel replaces each gap. Text before a gap loses its trailing blanks,
-        because a filling begins with a blank.
+        If a prompt is too long, its first tokens are cut. In a text with gaps (``GAP``), a sentinel
+        replaces each gap. Text before a gap loses its trailing blanks, because a filling begins
+        with a blank.
 
         Args:
             examples: Records, whose targets are not read.
@@ -331,7 +331,7 @@ class CorpusEncoding(TokenEncoding):
 
     @property
     def _written(self) -> int:
-        """Number of tokens after a beginning of ``max_length``, as in a target of hidden spans."""
+        """Number of target tokens after a prefix, as many as in a target of span corruption."""
         longest = raw_length(self.max_length, density=NOISE_DENSITY, mean_span=MEAN_SPAN)
         return corrupted_lengths(longest, density=NOISE_DENSITY, mean_span=MEAN_SPAN)[1]
 
@@ -347,7 +347,7 @@ class CorpusEncoding(TokenEncoding):
 
     @property
     def sentinels(self) -> tuple[int, ...]:
-        """Tokens that represent hidden spans, in order, as many as a text may need."""
+        """Tokens that represent hidden spans, in order, as many as the longest text may need."""
         names = [f"<extra_id_{number}>" for number in range(self._most_spans)]
         added_tokens = self.tokenizer.get_added_vocab()
         return tuple(added_tokens[name] for name in names if name in added_tokens)

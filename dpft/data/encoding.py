@@ -1,16 +1,16 @@
 """Encodings that convert a task's records to rows of token ids.
 
 Encodings of labeled texts are in ``classification_rows``, of corpora in ``corpus_objectives``, and
-of chats in ``chat``. ``tokenization.tokenize`` defines how texts become token ids. This module does
-the same for thousands of records at once. A row is a chain of segments of ids (start, lead, record,
-separator, target, end). The beginning and the kept length of each segment are computed from
-lengths, for all records at once. One gather operation then writes all rows.
-``tests/data/test_encoding.py`` compares the two implementations.
+of chats in ``chat``. ``tokenization.tokenize`` defines how texts become token ids.
+`tokenize_together` computes the same rows for thousands of records at once. A row is a chain of
+segments of ids (start, lead, record, separator, target, end). The beginning and the kept length of
+each segment are computed from lengths, for all records at once. One gather operation then writes
+all rows. ``tests/data/test_encoding.py`` compares the two implementations.
 
 Rows are stored in flat arrays (``TokenRows``), which take a few bytes per token and no Python
-object per record. `fingerprint` identifies whether training records are those that a run began
-with. It is a keyed hash, because a plain hash in a public file would let anyone confirm a guess of
-the records. Key and hash stay in the run's private folder (docs/dev/design.md, rule 9).
+object per record. `fingerprint` lets a resumed run check that its training records have not
+changed. It is a keyed hash, because a plain hash in a public file would let anyone confirm a guess
+of the records. Key and hash stay in the run's private folder (docs/dev/design.md, rule 9).
 """
 
 import hashlib
@@ -89,7 +89,7 @@ class Block:
     unlabeled: NDArray[np.int32] | None = None
     """Number of leading tokens without a label, if all other labels are the ids of the tokens."""
     labels: RaggedArray | None = None
-    """Labels of rows for which that is not the case."""
+    """Labels of the rows, if ``unlabeled`` cannot represent them."""
     types: RaggedArray | None = None
     answers: NDArray[np.int32] | None = None
     truncated: NDArray[np.bool_]
@@ -145,7 +145,7 @@ class Block:
 
     @property
     def has_label(self) -> NDArray[np.bool_]:
-        """Whether each row has anything to learn."""
+        """Whether each row has an answer to learn."""
         if self.unlabeled is not None:
             return self.ids.lengths > self.unlabeled
         labels = self.all_labels()
@@ -206,7 +206,7 @@ class TokenRows(EncodedRows):
 
     @property
     def has_label(self) -> NDArray[np.bool_]:
-        """Whether each record has anything to learn."""
+        """Whether each record has an answer to learn."""
         return self._of_all(lambda block: block.has_label, np.bool_)
 
     @property
@@ -219,12 +219,12 @@ class TokenRows(EncodedRows):
 
 
 def encoded_rows(rows: Sequence[Any]) -> EncodedRows:
-    """Return rows in their stored form; rows that already have this form are unchanged."""
+    """Return rows as ``EncodedRows``; rows that already have this type are unchanged."""
     return rows if isinstance(rows, EncodedRows) else TokenRows(rows)
 
 
 def ends_of(lengths: Numbers) -> NDArray[np.int64]:
-    """Return the beginning of each list, followed by the end of the last list."""
+    """Return where each list begins in a flat array, followed by the end of the last list."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -250,7 +250,7 @@ def _unlabeled(ids: RaggedArray, labels: RaggedArray) -> NDArray[np.int32] | Non
 
 
 def _own_ids(ids: RaggedArray, unlabeled: NDArray[np.int32]) -> RaggedArray:
-    """Return the ids of rows as their labels, without labels for the first ids of each row."""
+    """Return each row's ids as its labels, without labels for the first ids of the row."""
     is_first = numbered(ids.bounds) < np.repeat(unlabeled, ids.lengths)
     return RaggedArray(
         values=np.where(is_first, np.int32(IGNORED_LABEL), ids.values), bounds=ids.bounds
@@ -270,7 +270,7 @@ def _columns(block: Block) -> list[RaggedArray]:
 
 
 def words_of(columns: Sequence[RaggedArray]) -> bytes:
-    """Return the lists of each column, record by record, as bytes; each list follows its length."""
+    """Return the lists of all columns as bytes, record by record, each list after its length."""
     lengths = np.stack([column.lengths for column in columns], axis=1)
     starts = ends_of(lengths.ravel() + 1)[:-1].reshape(lengths.shape)
     words = np.empty(int(lengths.sum() + lengths.size), np.uint64)
@@ -329,7 +329,7 @@ def tokenize_together(
 def _stretches(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, special_tokens: Sequence[str]
 ) -> tuple[NDArray[np.int32], Whole, Whole]:
-    """Return ids, and the beginning in them and the length of each segment of each record."""
+    """Return all ids, and where each segment of each record begins in them and how long it is."""
     parts = [part for example in examples for part in prompt_parts(example)]
     prompts, prompt_places = _distinct(parts, tokenizer, special_tokens)
     targets, target_places = _distinct([example.target for example in examples], tokenizer, ())
@@ -385,7 +385,7 @@ def _cut_prompts(begins: Whole, lengths: Whole, room: Whole, cut_start: Flags) -
 
 
 UNCUT = 2**31
-"""A length that no text reaches."""
+"""Maximum length that leaves every text uncut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,14 +404,14 @@ class Encoding(ABC):
 
     @abstractmethod
     def rows_together(self, examples: Sequence[Any]) -> EncodedRows:
-        """Return the rows of ``rows`` as stored for training; empty without records."""
+        """Return the records as rows, stored compactly for training; empty without records."""
 
     def by_record(self) -> Self:
-        """Return the encoding for steps that do not clip, with at most one view per record."""
+        """Return the encoding for training without clipping, with at most one view per record."""
         return self
 
     def picture(self, examples: Sequence[Any]) -> bytes | None:
-        """Return some records as one PNG to look at, or None if they are not images."""
+        """Return a PNG that shows some records, or None if the records are not images."""
         return None
 
     def readable(self, examples: Sequence[Record]) -> list[Record]:
@@ -419,7 +419,7 @@ class Encoding(ABC):
         return list(examples)
 
     def cuts(self, example: Any) -> bool:
-        """Return whether a part of a record would not fit."""
+        """Return whether a record would be truncated."""
         return False
 
     def check(self, example: Any) -> None:  # noqa: B027 -- by default a model reads every record
@@ -429,7 +429,7 @@ class Encoding(ABC):
     def view(self) -> RowView | None:
         """View that computes the model's input from a row of ``rows_together``.
 
-        A view is drawn again each time a row is read. None: the model reads the row itself.
+        A new view is drawn each time a row is read. None means that the model reads the row itself.
         """
         return None
 
@@ -460,7 +460,7 @@ class TokenEncoding(Encoding):
         return self.rows([example])[0].truncated
 
     def answer_ids(self, ids: list[int]) -> list[int]:
-        """Return the tokens to decode of those that a model has generated after a prompt."""
+        """Return the generated tokens that belong to the answer; by default, all of them."""
         return ids
 
     def answer(self, text: str) -> str:
@@ -473,9 +473,9 @@ class TextEncoding(TokenEncoding):
     """Encoding of prompts and targets, for models that generate text."""
 
     special_tokens: tuple[str, ...] = ()
-    """Tokens of the tokenizer that prompts may spell; any other special token is read as text."""
+    """Special tokens that prompts may contain; any other special token is read as text."""
     asked_sentinels: ClassVar[tuple[int, ...]] = ()
-    """Sentinel tokens for the gaps of a prompt; empty."""
+    """Sentinel tokens for the gaps of a prompt; empty, because these prompts have no gaps."""
 
     def reference(self, example: Example) -> str:
         """Return the text with which a generated answer is compared."""
@@ -546,5 +546,5 @@ class TextEncoding(TokenEncoding):
         return [[*prompt, end] for prompt in cut_prompts(self._cuttable(examples), max_length - 1)]
 
     def _cuttable(self, examples: Sequence[Example]) -> list[TokenizedPrompt]:
-        """Return the prompt of each example in the parts that cutting distinguishes."""
+        """Return the prompt of each example, divided into parts that are cut differently."""
         return cuttable_prompts(examples, self.tokenizer, self.special_tokens)

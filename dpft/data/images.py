@@ -90,11 +90,11 @@ class ImageRow:
     bits: bytes | None = None
     """Random bytes that select the random view; None: use the image unchanged."""
     weight: float = 1.0
-    """Weight of the row's loss, which is divided among the views of one record."""
+    """Weight of the row's loss; the weights of the views of one record sum to 1."""
 
 
 class ImageRows(EncodedRows):
-    """Images in order, by their location; several rows may be views of one image."""
+    """Images in order, stored as locations; several rows may be views of one image."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class ImageRows(EncodedRows):
 
     @property
     def has_label(self) -> NDArray[np.bool_]:
-        """See ``EncodedRows.has_label``; a broken image has nothing to learn."""
+        """See ``EncodedRows.has_label``; false for a broken image."""
         broken = np.array([one.is_broken for one in self._examined], np.bool_)
         return ~broken[self._which]
 
@@ -131,7 +131,7 @@ class ImageRows(EncodedRows):
 
     @property
     def unreadable(self) -> list[str]:
-        """See ``EncodedRows.unreadable``; the broken images."""
+        """See ``EncodedRows.unreadable``; returns the names of the broken images."""
         return [
             place.name
             for place, one in zip(self._places, self._examined, strict=True)
@@ -140,7 +140,7 @@ class ImageRows(EncodedRows):
 
     @property
     def converted(self) -> int:
-        """See ``EncodedRows.converted``; the images with other channels."""
+        """See ``EncodedRows.converted``; counts the images with another number of channels."""
         return sum(one.is_converted for one in self._examined)
 
     def only(self, places: NDArray[np.bool_]) -> Self:
@@ -157,7 +157,7 @@ class ImageRows(EncodedRows):
         self._weight = rows._weight
 
     def content(self) -> Iterator[bytes]:
-        """See ``EncodedRows.content``; the hash and the answer of each image."""
+        """See ``EncodedRows.content``; yields the hash and the answer of each image."""
         for number in self._which:
             answer = np.array(self._answers[number], np.float64)
             yield self._examined[number].digest.ljust(32, b"\0") + answer.tobytes()
@@ -329,18 +329,18 @@ class ImageEncoding(Encoding):
         return RandomView() if self.views else None
 
     def picture(self, examples: Sequence[LabeledImage]) -> bytes | None:
-        """See ``Encoding.picture``; thumbnails of the images, in order."""
+        """See ``Encoding.picture``; returns thumbnails of the images, in order."""
         if not examples:
             return None
         return grid(self._decoder.decode([one.image for one in examples]))
 
     def readable(self, examples: Sequence[Any]) -> list[Any]:
-        """See ``Encoding.readable``; the images that are complete."""
+        """See ``Encoding.readable``; returns the images that are not broken."""
         examined = self._decoder.examine([one.image for one in examples])
         return [one for one, seen in zip(examples, examined, strict=True) if not seen.is_broken]
 
     def by_record(self) -> Self:
-        """See ``Encoding.by_record``; at most one random view instead of several."""
+        """See ``Encoding.by_record``; a record has at most one random view."""
         return replace(self, views=min(self.views, 1))
 
     @property

@@ -20,10 +20,10 @@ Made = TypeVar("Made")
 
 GRAY, COLOR = 1, 3
 FEW = 16
-"""Number of encoded images up to which a batch is decoded without other processes."""
+"""Largest number of encoded images that are decoded in this process instead of in workers."""
 MOST_PIXELS = 2**28
-"""Maximum number of pixels of an image. A file of few bytes can describe an image that exceeds the
-memory."""
+"""Maximum number of pixels of an image. A file of a few bytes can describe an image that is larger
+than the memory."""
 
 
 class BrokenImage(Exception):
@@ -52,7 +52,7 @@ class Examined:
 
 
 class Decoder:
-    """Decoder of images, which decodes encoded images in worker processes if there are any."""
+    """Decoder of images, which uses worker processes for large batches if there are workers."""
 
     def __init__(self, form: ImageForm, workers: int = 0) -> None:
         """Set the form; the ``workers`` processes start when they are first needed."""
@@ -86,7 +86,8 @@ class Decoder:
 
         size = max(1, -(-len(places) // (4 * self._workers)))
         pieces = [places[at : at + size] for at in range(0, len(places), size)]
-        # The processes stay for the next batch. No image data are written to disk to share them.
+        # The processes stay alive for the next batch. No image data are written to disk to share
+        # them.
         parallel = Parallel(n_jobs=self._workers, backend="loky", max_nbytes=None)
         done = parallel(delayed(_worked)(work, piece, self.form) for piece in pieces)
         return [one for piece_results in done for one in piece_results]

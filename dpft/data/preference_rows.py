@@ -88,11 +88,11 @@ class PairLayout(TextLayout):
     rows_per_record: ClassVar[int] = 2
 
     def length(self, row: TokenizedPair) -> int:  # type: ignore[override]
-        """See ``Layout.length``; the length of the longer row."""
+        """See ``Layout.length``; returns the length of the longer row."""
         return max(super().length(row.chosen), super().length(row.rejected))
 
     def cost(self, row: TokenizedPair) -> int:  # type: ignore[override]
-        """See ``Layout.cost``; the cost of both rows."""
+        """See ``Layout.cost``; returns the cost of both rows."""
         return super().cost(row.chosen) + super().cost(row.rejected)
 
     def longest(self, rows: Sequence[TokenizedPair]) -> int:  # type: ignore[override]

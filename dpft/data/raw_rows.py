@@ -43,11 +43,11 @@ csv.field_size_limit(sys.maxsize)
 
 
 class FaultyRow(InputError):
-    """Error for a row that cannot be read in the form that its task requires.
+    """Error for a row that does not have the format that its task requires.
 
     Attributes:
         place: File and line of the row; the key of the error.
-        fault: Reason; equal for all rows with the same fault.
+        fault: Description of the fault; the same text for all rows with that fault.
         hint: Override that fixes the fault.
     """
 
@@ -68,7 +68,7 @@ class Row(NamedTuple):
     fault: str | None = None
     """Reason why the row has no values, if its line is invalid in the format of the file."""
     short_of: int | None = None
-    """Number of columns of the header, if the row has fewer cells."""
+    """Number of columns in the header, if the row has fewer cells than that."""
 
     def sound(self) -> Mapping[str, object]:
         """Return the values of the row.
@@ -82,7 +82,7 @@ class Row(NamedTuple):
 
 
 Reader: TypeAlias = Callable[[BinaryIO, str], Iterator[Row]]
-"""Function of the bytes of a file and its name for messages that yields the rows."""
+"""Function that yields the rows of a file, given its stream of bytes and its name for messages."""
 
 
 def read_rows(
@@ -111,9 +111,9 @@ SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bar
 def csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
     """Yield the rows of a .csv file, whose first line is the header.
 
-    Commas separate the cells, with one exception. If commas give a single header column and exactly
-    one other of ``SEPARATORS`` gives several, that separator is used. Only the header decides, so
-    no record affects how other records are read.
+    Commas separate the cells, with one exception. Suppose that splitting the header at commas gives
+    a single column, and that exactly one other of ``SEPARATORS`` gives several. Then that separator
+    is used. Only the header decides, so no record affects how other records are read.
 
     Raises:
         InputError: The file is not valid CSV, or two columns have the same name.
@@ -150,7 +150,7 @@ def csv_rows(stream: Iterable[bytes], file: str) -> Iterator[Row]:
 
 
 def _csv_lines(stream: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file; a carriage return ends a line if it ends the first line."""
+    """Yield the lines of a file; if a carriage return ends the first line, it ends every line."""
     ends_lines = False
     for number, line in enumerate(stream):
         if number == 0:
@@ -180,7 +180,7 @@ def _separator(lines: Iterator[str]) -> tuple[str, list[str]]:
 
 
 def _refuse_twice(names: Sequence[str], place: str) -> None:
-    """Reject two columns with the same name, because a key could name either of them.
+    """Reject two columns with the same name, because a key could refer to either of them.
 
     Columns without a name, which spreadsheets often leave, are not compared.
     """

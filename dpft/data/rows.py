@@ -1,9 +1,9 @@
 """Conversion of raw rows to a task's examples with their privacy unit, and a reader of prompts.
 
 No message quotes a row. Messages name the columns of a row only on a terminal, which the owner of
-the data reads. In a file without a header, the column names are a record. Text that a model
-generates after a user's prompt is post-processing only if the prompt contains no training record.
-dpft therefore rejects the data files of the run as prompts.
+the data reads. If a file has no header, its first record would be taken for the column names. Text
+that a model generates after a user's prompt is post-processing only if the prompt contains no
+training record. dpft therefore rejects the data files of the run as prompts.
 """
 
 import difflib
@@ -34,13 +34,13 @@ Check: TypeAlias = Callable[[Any], None]
 """Function that raises ``InputError`` for an example that the model cannot read, such as
 ``Encoding.check``."""
 TEMPLATES = ("text", "prompt", "target")
-"""Last parts of the configuration keys whose values name columns in braces."""
+"""Last parts of the keys whose values are templates, which name columns in braces."""
 LONGEST_NAME = 40
 """Maximum number of characters of a column name that a message shows."""
 
 
 def accept_all(record: Record) -> None:
-    """Accept every record, because no model restricts which records can be read."""
+    """Accept every record; used if no model restricts which records can be read."""
 
 
 def examples_of(
@@ -99,7 +99,7 @@ class FaultyRows:
 
     @property
     def are_any(self) -> bool:
-        """Whether there are any invalid rows."""
+        """Whether any invalid row was added."""
         return self._number > 0
 
     @property
@@ -146,7 +146,7 @@ def _lines(before: str, lines: Sequence[str]) -> str:
 
 
 def with_unique_groups(examples: Sequence[Record], taken: set[str]) -> Sequence[Record]:
-    """Return the examples of a row; "… (2)" renames groups that earlier rows have."""
+    """Return the examples of a row; a group that an earlier row has is renamed to "GROUP (2)"."""
     texts = [example for example in examples if isinstance(example, Example)]
     names = {group: _unused(group, taken) for group in {example.group for example in texts}}
     taken.update(names.values())
@@ -216,7 +216,8 @@ def _present(task: Task, row: Row, column: str) -> list[str]:
 def _named_by(key: str, row: Row, column: str) -> str:
     """Return the end of the error message for a missing column that a configuration key names.
 
-    The column names may be a record: the first record, if the file has no header.
+    If the file has no header, the column names are the first record, so they are shown only on a
+    terminal.
     """
     number = len(row.values)
     if row.short_of is not None:
@@ -333,7 +334,7 @@ def _file_rows(file: str) -> Iterator[Row]:
 
 
 def are_records(task: Task, file: str) -> bool:
-    """Return whether the run's records were read from a file, under any name of the file."""
+    """Return whether a file is one of the run's data files, even under another name."""
     path = Path(file).expanduser()
     return path.exists() and any(path.samefile(split) for split in split_files(task))
 

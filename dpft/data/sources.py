@@ -1,9 +1,9 @@
 """Sources of a task's examples: hub, URL, local files, memory and the bundled sample.
 
-Records enter dpft only through this module. Each fault of a file is one ``InputError`` that names
-the file and line and never quotes the row. Rows may be private, but messages are not
-(docs/dev/design.md, rule 7). With ``task.source=url``, only published files are kept in the user's
-cache folder. Private files on disk are read in place.
+Records enter dpft only through this module. The error for an invalid file names the file and line
+but never quotes the row, because rows may be private and messages are not (docs/dev/design.md, rule
+7). With ``task.source=url``, only published files are kept in the user's cache folder. Private
+files on disk are read in place.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ OFFLINE_ADVICE = (
     " bundled data"
 )
 OFFLINE_HINT = "task=e2e task.source=embedded model=tiny"
-"""Advice and hint of an error about data that cannot be reached."""
+"""Advice and hint in the error for data that cannot be downloaded."""
 
 
 def cache_directory() -> Path:
@@ -119,9 +119,9 @@ def _store(content: bytes, path: Path) -> None:
 
 
 LETTERS_PER_TOKEN = 256
-"""Number of characters of a text that are kept per token of ``task.longest`` and per chunk. Public.
-The longest tokens of common vocabularies have 128 characters, so the removed text would not fit
-anyway."""
+"""Number of characters of a text that are kept for each token of ``task.longest`` in each chunk;
+public. The longest tokens of common vocabularies have 128 characters, so the removed text would not
+fit anyway."""
 
 
 _FORMS = {
@@ -131,7 +131,7 @@ _FORMS = {
     "digits": "dpft.data.image_files:DIGITS_FORM",
     "images": "dpft.data.image_files:IMAGES_FORM",
 }
-"""Location of each form of local data (``Task.local_form``) that is not one table per split."""
+"""Module and name of the reader of each form of local data (``Task.local_form``)."""
 
 
 def local_form(name: str) -> LocalForm:
@@ -244,7 +244,10 @@ def read_examples(
 
 
 def _read_with_blanks(task: Task, member: Task, row: Row, check: Check) -> Sequence[Record]:
-    """Return an invalid row's examples with empty texts for missing values, if allowed."""
+    """Return an invalid row's examples with empty texts for missing values.
+
+    The result is empty if ``task.on_invalid`` does not allow this, or if the row is still invalid.
+    """
     if task.on_invalid != MISSING:
         return ()
     try:
@@ -254,7 +257,7 @@ def _read_with_blanks(task: Task, member: Task, row: Row, check: Check) -> Seque
 
 
 def _rows_of_members(task: Task, split: str) -> Iterator[tuple[Task, Row]]:
-    """Yield the rows of a split, each with the task that it belongs to."""
+    """Yield the rows of a split, each with the task (of a mixture) that defines its meaning."""
     note_records_read()
     for member in task.members(split):
         rows = _ROWS[member.task.effective_source](member.task, member.part)
@@ -429,7 +432,7 @@ def _hub_rows(task: Task, split: str) -> Iterator[Row]:
 
 
 def _origin(task: Task, split: str) -> str:
-    """Return the source as the configuration names it, for messages."""
+    """Return the key and value that set the source of a split, for messages."""
     origins = {
         "local": f"task.data_dir={task.data_dir}",
         "embedded": "task.source=embedded",

@@ -1,8 +1,8 @@
 """Tokenization of one example into one sequence; examples are never packed or split.
 
 Record, separator and target are tokenized separately, so that no token spans a boundary. The tokens
-of the prompt are therefore the same in training, when the target follows, and in generation. A text
-that spells a special token, such as ``<|endoftext|>``, is read as text.
+of the prompt are therefore the same in training, when the target follows, and in generation. If a
+record contains the text of a special token, such as ``<|endoftext|>``, it is read as plain text.
 """
 
 import re
@@ -34,7 +34,7 @@ class TokenizedExample:
     end-of-text token and a prompt that is learned, otherwise -100. For a seq2seq model: target and
     end-of-text token. For a label: probabilities of the label words or classes, or the score."""
     token_type_ids: list[int] | None = None
-    """Sentence, of two, that each token belongs to, for models that use it."""
+    """Index (0 or 1) of the sentence that each token belongs to, for models that use it."""
     answer: int | None = None
     """Position at which the label word is predicted: that of the mask, or of the last token."""
     truncated: bool = False
@@ -42,13 +42,13 @@ class TokenizedExample:
 
     @property
     def has_label(self) -> bool:
-        """Whether there is anything to learn; a text without a target has nothing to learn."""
+        """Whether the row has an answer to learn, which requires a target."""
         return any(label != IGNORED_LABEL for label in self.labels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizedPrompt:
-    """A prompt in token ids, in the three parts that cutting distinguishes."""
+    """A prompt as token ids, in three parts that are cut differently."""
 
     start: list[int]
     """Beginning of the prompt, which is kept as long as the record can be cut."""
@@ -82,10 +82,10 @@ def tokenize(
 ) -> list[TokenizedExample]:
     """Return each example in tokens, cut to ``max_length`` independently of other examples.
 
-    A long example is cut in the middle of its prompt, at the end that the example names. The lead
-    and separator of the prompt, the target and the end-of-text token are kept. A target that is too
-    long on its own loses its beginning, or its end if the example says so. An example with an empty
-    target has no label.
+    In a long example, the record text in the middle of the prompt is cut, at the side that
+    ``cut_start`` selects. The lead and separator of the prompt, the target and the end-of-text
+    token are kept. A target that is too long on its own loses its beginning, or its end if the
+    example says so. An example with an empty target has no label.
 
     Args:
         examples: Records to tokenize.
@@ -233,7 +233,7 @@ def lost_a_part(
     max_length: int,
     read_whole: Callable[[list[int]], Sequence[Sequence[int]]],
 ) -> list[bool]:
-    """Return whether each row lost a part.
+    """Return whether each row was truncated.
 
     Args:
         rows: Token ids, cut to ``max_length``.
@@ -260,7 +260,7 @@ def token_ids(
     Args:
         texts: Texts to tokenize.
         tokenizer: Tokenizer, whose special tokens are read as text.
-        special_tokens: Special tokens of the tokenizer that are nevertheless read as tokens.
+        special_tokens: Special tokens that are nevertheless recognized as tokens in the texts.
     """
     if not texts:
         return []
@@ -286,7 +286,7 @@ def _plain_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Sequence
 
 
 def has_plain_call(tokenizer: PreTrainedTokenizerBase) -> TypeGuard[PreTrainedTokenizerFast]:
-    """Return whether a tokenizer is fast and its class reads texts as fast tokenizers do."""
+    """Return whether a tokenizer is fast and its class does not override how texts are encoded."""
     kind = type(tokenizer)
     return (
         isinstance(tokenizer, PreTrainedTokenizerFast)
@@ -296,11 +296,11 @@ def has_plain_call(tokenizer: PreTrainedTokenizerBase) -> TypeGuard[PreTrainedTo
 
 
 def _fast_ids(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
-    """Return the ids of a call of the tokenizer, without masks and offsets for each text."""
+    """Return the ids that the tokenizer gives, without computing masks and offsets."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    backend.encode_special_tokens = True  # Read a spelled special token as text.
+    backend.encode_special_tokens = True  # A special token's text is plain text.
     return [
         encoding.ids
         for batch in batched(texts, AT_ONCE)

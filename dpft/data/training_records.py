@@ -4,9 +4,9 @@
   As Python objects, ten million records of 50 tokens take 6 GB. Packed by ``marshal``, they take
   2.7 GB, and less with each record that is encoded. The packed bytes are never written to disk, and
   dpft unpacks only bytes that it packed itself.
-- `split_held_out`: a shuffle with a known seed would reveal which records were trained on. A keyed
-  hash does not reveal this without the key. Each unit is assigned independently, so adding or
-  removing a record moves no other record, and epsilon holds for all the records.
+- `split_held_out`: a shuffle with a known seed would reveal which records are held out. A hash
+  under a secret key does not. Each unit is assigned independently, so adding or removing a record
+  moves no other record, and epsilon holds for all the records.
 - `bounded_units`: with ``privacy.unit=customer_id``, the records of a customer are drawn together
   and clipped as one. Their maximum number is fixed in advance. A hash under a secret key selects
   the records to keep, independently of the records of other units.

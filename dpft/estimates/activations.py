@@ -1,10 +1,10 @@
 """Estimate of the activation memory of a micro-batch by a forward pass on fake tensors.
 
-Fake tensors have shapes but no values. Running the model on them counts, rather than guesses, the
-tensors that autograd saves for the backward pass: attention with or without its scores, dropout
-masks, gated layers. Each storage counts once, and parameters do not count. Fused attention saves
-queries, keys, values and the output (Dao 2023, arXiv 2307.08691), and with dropout its scores as
-well.
+Fake tensors have shapes but no values. A run of the model on them shows exactly which tensors
+autograd saves for the backward pass, for example attention scores, dropout masks and the inputs of
+gated layers. Each storage counts once, and parameters do not count. Fused attention saves queries,
+keys, values and the output (Dao 2023, arXiv 2307.08691). With dropout, attention also saves its
+scores.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ NUMBER_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class LayerUse:
-    """Call of a trainable layer, whose input and output gradient a clipper keeps."""
+    """Call of a trainable layer, for which a clipper keeps the input and the output gradient."""
 
     name: str
     """Name of the layer's largest trainable parameter."""
@@ -43,11 +43,11 @@ class LayerUse:
     outputs: int
     """Bytes of the layer's output, and therefore of the gradient of the output."""
     is_formed: bool
-    """Whether the clipper keeps per-example gradients of the layer instead of inputs and
+    """Whether the clipper keeps per-example gradients of the layer instead of inputs and output
     gradients."""
 
     def of_rows(self, rows: int, before: int) -> "LayerUse":
-        """Return the same call for another number of rows."""
+        """Return the same call for ``rows`` rows instead of ``before`` rows."""
         return replace(
             self,
             inputs=self.inputs * rows // before,
@@ -231,7 +231,7 @@ QKV = ("query", "key", "value")
 
 
 def _is_fused(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a fused kernel computes attention: without dropout and a trainable bias."""
+    """Return whether a fused kernel computes attention: no dropout, and no trainable mask."""
     names = dict(zip((*QKV, "attn_mask", "dropout_p"), args, strict=False)) | dict(kwargs)
     mask = names.get("attn_mask")
     return not names.get("dropout_p") and not (mask is not None and mask.requires_grad)

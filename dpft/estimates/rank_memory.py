@@ -49,15 +49,15 @@ def shard_size(config: ParallelConfig, processes: int) -> int:
 
 PROCESS = 500 * 10**6
 """Resident bytes when the first step of a run begins, without the model (VmRSS, torch 2.13). They
-contain the libraries with the pages of their files, and the heap that checks and probes before the
-step leave."""
+include the libraries with their mapped files, and the heap that the checks before this step leave
+behind."""
 QUANTIZER = 120 * 10**6
 """Additional bytes of bitsandbytes, which loads a compiler when it is imported."""
 DEQUANTIZED = 8
 """Bytes of a quantized number during use: two float32 numbers, before and after scaling."""
 HEAP = 1.6
 """Ratio of the memory that glibc holds for activations to their size, on a CPU. glibc keeps freed
-blocks of less than 32 MiB, and later blocks fit into them with holes
+blocks of less than 32 MiB, and later allocations fill these blocks only in part
 (``benchmarks/run_memory.py``)."""
 HEAP_OVER_QUANTIZED = 2.3
 """The same ratio for a model with quantized frozen weights, each of which is allocated and freed
@@ -67,41 +67,43 @@ NOISE_BLOCK = 56 * 10**6
 radii, cosines and sines of 8 bytes for every second number, and buffers for multiplying and
 rounding."""
 KEPT_NOISE = 32 * 2**20
-"""Bytes of a noise block that are kept from block to block."""
+"""Bytes for generating a noise block that are reused for the next block instead of freed."""
 WORKING = 2
-"""Temporary memory of an optimizer, as a multiple of the largest parameter's size. For AdamW: a
-square root, and its quotient."""
+"""Temporary memory of an optimizer, as a multiple of the largest parameter's size. AdamW needs two
+tensors of this size: a square root, and a quotient with this root."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankShapes:
-    """Share of one process in a model, in numbers of parameters, or bytes if the name says so."""
+    """One process's share of a model, in numbers of elements, or in bytes if so named."""
 
     config: ParallelConfig
     processes: int
     weight_bytes: int
-    """Bytes of the weights that are here between two forward passes: all weights, or a shard."""
+    """Bytes of the weights that this process holds between two forward passes: the whole model, or
+    its shard."""
     root_bytes: int
-    """Bytes of the group that stays gathered while the model runs; 0 for an unsharded model."""
+    """Bytes of the root group, which stays gathered while the model runs; 0 for an unsharded
+    model."""
     block_bytes: int
     """Bytes of the largest block that is gathered to run."""
     dequantized_bytes: int
     """Bytes of the largest quantized weight while a layer multiplies by it; 0 without
     quantization."""
     trained: int
-    """All trainable parameters."""
+    """Number of trainable elements of the whole model."""
     trained_here: int
-    """Trainable parameters that the optimizer of this process updates."""
+    """Number of trainable elements that the optimizer of this process updates."""
     largest: int
     """Size of the largest trainable parameter."""
     largest_here: int
     """Size of this process's largest part of a trainable parameter."""
     moments_here: int
-    """Numbers that the optimizer keeps in this process."""
+    """Number of elements of the optimizer's state in this process."""
 
     @property
     def pushes(self) -> bool:
-        """Whether the sum of each micro-batch goes to the shards at once."""
+        """Whether the sum of each micro-batch is sent to the owners of the shards immediately."""
         return self.config.shards_model and self.config.accumulate == SHARDED
 
 
@@ -111,7 +113,10 @@ def rank_shapes(
     processes: int,
     optimizer: OptimizerConfig,
 ) -> RankShapes:
-    """Return the shapes of the first process; other processes have as much, or a row less."""
+    """Return the shapes of the first process.
+
+    The other processes hold as much, or one row less of a parameter.
+    """
     shards = shard_size(config, processes)
     trained = [p for p in model.parameters() if p.requires_grad]
     cuts = {p: Cut(tuple(p.shape) or (1,), shards) for p in model.parameters()}
@@ -137,17 +142,17 @@ def rank_shapes(
 
 @dataclass(frozen=True, kw_only=True)
 class StepShapes:
-    """Activations, engine and micro-batches of a step."""
+    """Properties of a step that determine its memory."""
 
     activations: Activations
     engine: str | None
-    """Engine of the clipper; None: no clipping."""
+    """Name of the clipping engine; None if gradients are not clipped."""
     micro_batches: int
     """Number of micro-batches per step and process."""
     heap: float = 1.0
     """Ratio of allocated memory to the size of activations: ``heap_factor`` on a CPU."""
     history: int = 0
-    """Float64 numbers that a process keeps from the noise of earlier steps."""
+    """Number of float64 values of earlier noise that a process keeps for correlated noise."""
 
 
 def heap_factor(shapes: RankShapes) -> float:
@@ -195,8 +200,8 @@ def peak_memory(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
 def _sums(shapes: RankShapes, step: StepShapes, further: int = 0) -> int:
     """Return the bytes of a step's sum after ``micro_batches + further`` additions.
 
-    They contain the sum itself and, from the second addition on, the rounding errors of additions
-    (``CompensatedSums``).
+    The bytes are those of the sum itself and, from the second addition on, of the rounding errors
+    of the additions (``CompensatedSums``).
     """
     if shapes.pushes:
         return DOUBLE * shapes.trained_here
@@ -206,7 +211,7 @@ def _sums(shapes: RankShapes, step: StepShapes, further: int = 0) -> int:
 
 
 def _at_update(shapes: RankShapes, step: StepShapes) -> int:
-    """Return the bytes of the gradient and the rounding errors, kept until the next step."""
+    """Return the bytes of the gradient and of the rounding errors that remain during an update."""
     lost = 0
     if step.engine is not None and step.micro_batches > 1 and not shapes.pushes:
         lost = shapes.trained
@@ -216,9 +221,9 @@ def _at_update(shapes: RankShapes, step: StepShapes) -> int:
 def _finishing(shapes: RankShapes, *, is_private: bool) -> int:
     """Return the bytes in addition to the sums at the peak of ``finish_sums``.
 
-    The peak is one of three: the sent and received numbers with their total; after the addition,
-    the noise of a block with the numbers to send to all processes; or this process's shard of the
-    result.
+    The peak occurs at one of three moments. During the exchange, the process holds the numbers that
+    it sends and receives, and their total. After the addition, it holds the noise of a block and
+    the numbers to send to all processes. At the end, it holds its shard of the result.
     """
     block = NOISE_BLOCK if is_private else 0
     finishing = shapes.processes
@@ -238,8 +243,8 @@ def _gathered(shapes: RankShapes) -> int:
     """Return the bytes of weights that are gathered or dequantized while the model runs.
 
     A quantized weight exists in float32 only while its layer multiplies by it. FSDP gathers a group
-    into one piece of memory and copies its parameters out of it, so a block counts twice. The root
-    is gathered at the beginning, when there are no activations yet.
+    into one buffer and then copies the parameters out of this buffer, so a block counts twice. The
+    root group counts once, because it is gathered before there are any activations.
     """
     return shapes.root_bytes + 2 * shapes.block_bytes + shapes.dequantized_bytes
 
@@ -249,9 +254,10 @@ def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
 
     At the beginning of the backward pass, the gradient of the largest output exists twice, before
     and after the logarithm. At the end of the backward pass, the clipper holds its recorded
-    tensors. Sums are then added one parameter at a time, but engine ``rows`` first has the whole
-    sum of the micro-batch. If sums are pushed to shards, there are also a part, the piece of it to
-    send, and the numbers that come from all processes.
+    tensors. The sums of the micro-batch are then added one parameter at a time, except that the
+    engine ``rows`` first holds the whole sum of the micro-batch. If sums are pushed to the shards,
+    memory also contains one parameter's sum, the piece of it that is sent, and the numbers received
+    from all processes.
     """
     activations, part = step.activations, NUMBER * shapes.largest
     formed = 3 * part if shapes.pushes else part
@@ -277,7 +283,7 @@ def _micro_batch(shapes: RankShapes, step: StepShapes) -> dict[str, int]:
 
 
 def _kept(step: StepShapes) -> int:
-    """Return the bytes of layer inputs and gradients that are kept until the norms are known."""
+    """Return the bytes of layer inputs and output gradients, kept until the norms are known."""
     total = 0
     for use in step.activations.uses:
         formed = NUMBER * use.numbers * step.activations.rows

@@ -66,7 +66,7 @@ class EvalConfig(Section):
 
 
 def check_schedule(task: Task, config: EvalConfig) -> None:
-    """Reject scoring private records during training, because each score would be another release.
+    """Reject scores of private records during training; each score would be another release.
 
     Raises:
         InputError: The split is private, or evaluation is disabled.
@@ -89,7 +89,7 @@ def check_schedule(task: Task, config: EvalConfig) -> None:
 
 
 def check_held_out(task: Task, config: EvalConfig) -> None:
-    """Reject holding records out if the task has other records to score.
+    """Reject ``eval.held_out`` if the task has other records to score.
 
     Raises:
         InputError: The task has its own splits, or another split is configured.

@@ -2,12 +2,13 @@
 
 Texts are grouped. The model generates one text for each distinct input, and the text is compared
 with all references of the input. Labels and attributes are not grouped: each record is scored
-separately. `ANSWERS` contains the three kinds. Their methods choose the records to score and return
-`Scored`, which contains the predictions and the columns that metrics read.
+separately. `ANSWERS` contains one object for each of the three kinds. Its methods choose the
+records to score and return `Scored`, which contains the predictions and the columns that metrics
+read.
 
 Each metric declares its inputs, such as texts or likelihoods. ``compute_metrics`` returns a value
 for each metric, or a reason under ``not_computed`` if an input is missing, such as likelihoods for
-a file of outputs. No metric is silently absent.
+a file of outputs. No metric is silently omitted.
 """
 
 import math
@@ -139,7 +140,7 @@ class Scored:
     """Predictions on a split, and the columns that metrics read."""
 
     count: int
-    """Number of distinct inputs, or of records with labels."""
+    """Number of distinct inputs; for labels, the number of records."""
     predictions: tuple[Prediction, ...] = field(repr=False)
     """Predictions in the order of the split; empty if no metric reads texts."""
     columns: Mapping[str, Columns] = field(repr=False)
@@ -179,7 +180,7 @@ def group_examples(examples: Sequence[Example], *, limit: int | None = None) -> 
 
 
 def _as_read(group: Group, outputs: "ModelOutputs") -> Group:
-    """Return the group with the references that a perfect model would generate."""
+    """Return the group with references as a model would output them, such as by a chat template."""
     examples = (replace(example, target=outputs.reference(example)) for example in group.examples)
     return replace(group, examples=tuple(examples))
 
@@ -220,7 +221,7 @@ class Answers(ABC):
         decode: DecodeConfig,
         on_progress: OnProgress | None = None,
     ) -> Scored:
-        """Return a model's answers to the chosen inputs or records, with the correct answers."""
+        """Return a model's answers to the chosen inputs or records, and the correct answers."""
 
     @abstractmethod
     def of_file(self, task: Any, chosen: Sequence[Any], texts: Sequence[str]) -> Scored:
@@ -438,7 +439,7 @@ class Evaluation(StageScores):
     """Predictions in the order of the split; ``record`` omits them."""
 
     def record(self, *, public: bool) -> ScoreEntry:
-        """Return the entry for metrics.json; for a public split, with a few sample texts."""
+        """Return the entry for metrics.json; only a public split has sample texts."""
         values = self.model_dump(exclude={"picture", "predictions", "confusion"})
         return ScoreEntry(
             **values,
@@ -464,7 +465,7 @@ def evaluate_model(
     """Return the model's scores on the split, and its predictions.
 
     Args:
-        outputs: The outputs of the model; of several processes with the model, only rank 0 computes
+        outputs: The outputs of the model. If several processes have the model, only rank 0 computes
             scores.
         task: The task of the examples.
         examples: The split ``config.split``, or the part of it named by ``split``.
@@ -496,9 +497,10 @@ def evaluate_parts(
     config: EvalConfig,
     **settings: Any,
 ) -> list[Evaluation]:
-    """Return the scores of each part of a split, by the part's name; see ``evaluate_model``.
+    """Return the scores of each part of a split; see ``evaluate_model``.
 
-    If ``task.averages_parts`` is set, the mean of the parts follows, under the name of the split.
+    If ``task.averages_parts`` is set, the last entry is the mean over the parts, under the name of
+    the split.
     """
     scored = [
         evaluate_model(outputs, task, examples, config=config, split=part, **settings)
@@ -551,9 +553,9 @@ def score_predictions(
     Args:
         task: The task of the examples.
         examples: The split ``config.split``.
-        predictions: One text per distinct input among the first ``config.limit``, in order of first
-            occurrence; ``dpft.evaluation.predictions.read_predictions`` returns them. For labels,
-            the name or number of a class, or a score, for each record.
+        predictions: One text for each of the first ``config.limit`` distinct inputs, in order of
+            first occurrence; ``dpft.evaluation.predictions.read_predictions`` returns them. For
+            labels, the name or number of a class, or a score, for each record.
         config: The ``eval`` section, including the number of inputs to score.
         metrics: Models that metrics use; None for no models.
         split: Name of the split; None for ``config.split``.

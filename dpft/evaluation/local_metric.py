@@ -70,7 +70,7 @@ class LocalMetric(evaluate.Metric):  # type: ignore[misc]
         super().__init__(**settings)
 
     def _build_data_dir(self) -> str:
-        """Return the folder of the columns; create it only if columns are stored on disk."""
+        """Return the folder for columns on disk; create it only if columns are stored on disk."""
         folder: str = self._data_dir_root if self.keep_in_memory else super()._build_data_dir()
         return folder
 

@@ -43,7 +43,7 @@ class NextTokens(NamedTuple):
     """Numbers of reference tokens that a model predicts correctly, with one entry per reference."""
 
     right_counts: list[int]
-    """Number of tokens that are the most likely ones, given the previous tokens."""
+    """Number of tokens that the model ranks first, given the previous tokens."""
     token_counts: list[int]
     """Number of tokens of the reference, including end-of-text."""
 
@@ -71,7 +71,8 @@ class ModelOutputs:
     extra_positions: int = 0
     """Number of positions of the model that a prompt or prefix occupies before the text."""
     ranks: Ranks = ALONE
-    """The processes that have this model. Each process reads a share and receives all answers."""
+    """The processes that have this model. Each process computes a share of the outputs and receives
+    all outputs."""
 
     def texts(
         self,
@@ -130,7 +131,7 @@ class ModelOutputs:
         return put_together([encoding.answer(text) for text in texts], self.ranks)
 
     def reference(self, example: Example) -> str:
-        """Return the text that ``texts`` would return if the model had learned the example."""
+        """Return the text that ``texts`` would return if the model generated the target exactly."""
         encoding = self.encoding
         return encoding.reference(example) if isinstance(encoding, TextEncoding) else example.target
 
@@ -180,7 +181,7 @@ class ModelOutputs:
         examples: Sequence[Example],
         on_batch: Callable[[int], None],
     ) -> tuple[list[Any], list[int]]:
-        """Return two numbers for each target, in no particular order."""
+        """Return the two numbers that ``measure`` gives for each target, in no particular order."""
         columns: tuple[list[Any], list[int]] = ([], [])
         mine = in_turn(len(examples), self.ranks)
         targets = [replace(examples[at], learns_prompt=False) for at in mine]
@@ -197,7 +198,7 @@ class ModelOutputs:
         """Return the model's answer to each record, in order.
 
         Returns:
-            For each record, the probabilities of the label words or classes, or one number.
+            For each record, the probabilities of label words, classes or attributes, or a score.
         """
         mine = [examples[at] for at in in_turn(len(examples), self.ranks)]
         answers: dict[int, list[float]] = {}
@@ -209,7 +210,7 @@ class ModelOutputs:
         return put_together([answers[index] for index in range(len(mine))], self.ranks)
 
     def _of_all(self, on_batch: Callable[[int], None]) -> Callable[[int], None]:
-        """Return ``on_batch`` scaled by the number of processes, which all read equally much."""
+        """Return ``on_batch`` scaled by the number of processes, which have equal shares."""
         return lambda count: on_batch(count * self.ranks.size)
 
     def _batches(self, examples: Sequence[Record]) -> Iterator[tuple[list[int], Batch]]:

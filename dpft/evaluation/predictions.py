@@ -1,4 +1,4 @@
-"""Files of predictions: write predictions.jsonl and samples.md, read predictions of any system.
+"""Files of predictions: write predictions.jsonl and samples.md, and read any system's predictions.
 
 Three formats are supported, each optionally gzipped. Their texts may be private, so no error
 message quotes them.
@@ -71,7 +71,7 @@ def read_predictions(
     Args:
         path: A .jsonl, .tsv or .txt file, or such a file with the suffix .gz.
         inputs: All distinct inputs of the split, in order of first occurrence.
-        repair: Fixes encoding errors in the files of the data set, ``Task.repair``.
+        repair: Function that fixes encoding errors in the files of the data set (``Task.repair``).
         limit: Number of inputs, from the first one, to return predictions for; None for all. The
             file may contain predictions for the whole split or only for these inputs.
 
@@ -190,7 +190,7 @@ def _tsv_rows(path: Path, lines: list[str]) -> Iterator[_Row]:
 
 
 def _unquoted(field: str) -> str:
-    """Return a field without the quotes around it, if they are quotes of the file format.
+    """Return a field without the quotes around it, if the file format added these quotes.
 
     Each line is parsed separately. In an unquoted file, an output may begin with a quotation mark,
     and a CSV reader would then swallow the following lines.

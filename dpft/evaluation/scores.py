@@ -83,12 +83,12 @@ class ScoreEntry(StageScores):
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """Task, split and stage; a file has one entry for each combination."""
+        """Task, split and stage, which identify an entry in a file."""
         return self.task, self.split, self.stage
 
     @property
     def is_private(self) -> bool:
-        """Whether the entry is about private records; an entry without scored records is not."""
+        """Whether the entry has scores of private records; false if no record was scored."""
         nothing_scored = self.examples == 0 and not self.metrics
         return not self.split_is_public and not nothing_scored
 

@@ -2,7 +2,7 @@
 
 Two texts are near duplicates if their sets of n-grams of ``NGRAM`` words have a Jaccard similarity
 of at least ``THRESHOLD``. This is NearDup of Lee et al. 2021 (arXiv 2107.06499, section 4.2)
-without its last step, an edit similarity. A text with fewer words is a single n-gram. The
+without the last step, a filter by edit similarity. A text with fewer words is a single n-gram. The
 locality-sensitive hashing of datasketch finds candidates with 25 bands of 5 rows. It finds a pair
 of similarity s with probability 1 - (1 - s^5)^25, which is 0.99995 for s = 0.8. Each candidate is
 compared exactly. There are therefore no false positives, and about one of 20,000 pairs at the
@@ -35,7 +35,7 @@ def words_of(text: str) -> list[str]:
 
 
 def whole_text(record: Example) -> str:
-    """Return a record as the model reads it: prompt and target."""
+    """Return the whole text of a record: prompt and target."""
     return record.prompt + record.target
 
 
@@ -46,7 +46,7 @@ METHOD = (
     f"Jaccard similarity of {NGRAM}-grams of words at least {THRESHOLD}; candidates by MinHash"
     " (datasketch), each verified exactly"
 )
-"""Description of the definition of a near duplicate."""
+"""Description of how near duplicates are found, for reports."""
 Grams = frozenset[str]
 
 
@@ -87,7 +87,7 @@ class NearDuplicates:
             self._index.insert(number, hashed)
 
     def near(self, texts: Sequence[str]) -> list[bool]:
-        """Return for each text whether an indexed text is equal to it or a near duplicate."""
+        """Return, for each text, whether the index contains an equal text or a near duplicate."""
         grams = [grams_of(text) for text in texts]
         is_near: dict[Grams, bool] = {}
         distinct = list(dict.fromkeys(grams))
@@ -96,7 +96,7 @@ class NearDuplicates:
         return [is_near[one] for one in grams]
 
     def repeated(self, texts: Sequence[str]) -> list[bool]:
-        """Return for each indexed text whether another text is equal to it or a near duplicate."""
+        """Return, for each text of the index, whether another text is equal or a near duplicate."""
         grams = [grams_of(text) for text in texts]
         counts: dict[Grams, int] = {}
         for one in grams:
@@ -122,7 +122,7 @@ class NearDuplicates:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSets:
-    """Positions of records by whether they have near duplicates, as in Ponomareva et al. 2022."""
+    """Positions of records with and without near duplicates, as in Ponomareva et al. 2022."""
 
     train_dup: tuple[int, ...]
     """Training records with a near duplicate among the training records."""

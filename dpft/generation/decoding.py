@@ -5,13 +5,13 @@ the right for a seq2seq model. ``generate`` derives position ids from the attent
 changes a logit only by rounding (1e-7 in float32). Greedy and beam search are those of
 transformers. The module ``processors`` contains sampling, penalties for repetition in the generated
 tokens, and the prefill that reads each prompt once for all its beams. The ``generation_config`` of
-a checkpoint is ignored. Afterwards the model can continue training unchanged (``evaluation_mode``,
-``generation_defaults``).
+a checkpoint is ignored. Afterwards, the model is in its previous state and can continue training
+(``evaluation_mode``, ``generation_defaults``).
 
-``continuations`` continues token prefixes greedily, which audits need. Unlike an answer, whose
-prompt is complete and whose end the model chooses, a text may be cut anywhere. For a seq2seq model,
-the tokens that the decoder has already generated may contain the beginning of the text. Texts that
-lack equally many tokens share a batch, so that no text needs more positions than its own length.
+``continuations`` continues token prefixes greedily, which audits need. ``generate_texts`` completes
+whole prompts, but a prefix may end anywhere in a text. For a seq2seq model, part of the prefix may
+be in the decoder, as tokens that the decoder has already generated. Texts of which equally many
+tokens are to be generated share a batch, so that no text needs more positions than its own length.
 
 Shapes: b prompts, t tokens of the longest prompt.
 """
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 
 def batches_by_tokens(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Yield batches of inputs with as many tokens as ``batch_size`` of the longest inputs.
+    """Yield batches that have as many tokens as ``batch_size`` of the longest inputs.
 
     Args:
         lengths: Number of tokens of each input, including the tokens to generate; at least 1.
         batch_size: Number of inputs in a batch of the longest inputs, at least 1.
 
     Yields:
-        Positions in ``lengths``, the longest inputs first, so that a batch that is too large for
-        the device fails at once. Padded to its first input, a batch has at most ``batch_size *
+        Positions in ``lengths``, the longest inputs first. If a batch is too large for the device,
+        the first one therefore fails. Padded to its first input, a batch has at most ``batch_size *
         max(lengths)`` tokens.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
@@ -125,7 +125,7 @@ class DecodeConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """Selection of the seed's random numbers for some prompts."""
+    """Position of some prompts in the stream of random numbers that a seed gives."""
 
     places: Sequence[int]
     """Index of each prompt among all requested prompts."""
@@ -160,7 +160,7 @@ def generate_texts(
         batch_size: Number of prompts in a batch of the longest prompts. Batches of shorter prompts
             contain the same number of tokens. Affects only memory and speed.
         on_batch: Called after each batch with the number of its prompts.
-        draws: The random numbers for nucleus sampling; None: those of a first attempt at these
+        draws: Selects the random numbers for nucleus sampling; None means a first attempt at these
             prompts.
         sentinels: Tokens that mark the gaps of a prompt, in order. The model generates each
             sentinel of the prompt before the words that fill its gap. The text contains the name of
@@ -305,7 +305,7 @@ def _generate(
         settings: The result of ``generation_settings``.
         processors: The logits processors of the batch.
         begun: Tokens that the decoder of a seq2seq model has already generated, equally many in
-            each row. Empty: the decoder has not generated any token.
+            each row. If empty, the decoder has generated no token.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence
@@ -325,13 +325,13 @@ def _generate(
         decoder = [[settings.decoder_start_token_id, *tokens] for tokens in begun]
         inputs["decoder_input_ids"] = torch.tensor(decoder)
         before = len(decoder[0])
-    # no_grad, not inference_mode: training cannot use buffers that were created in inference mode
+    # Use no_grad, because training cannot use buffers that were created in inference mode.
     with torch.no_grad(), prompts_read_once(model, settings.num_beams):
         written: Tensor = cast(Any, model).generate(
             **{name: value.to(model.device) for name, value in inputs.items()},
             generation_config=settings,
             logits_processor=processors,
-            synced_gpus=False,  # the default would keep the ranks of a sharded model in step
+            synced_gpus=False,  # by default, sharded ranks would wait for each other
         )
     end = settings.eos_token_id
     rows: list[list[int]] = written[:, before:].tolist()

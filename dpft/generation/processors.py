@@ -1,17 +1,17 @@
 """Logits processors for decoding: nucleus sampling, repetition penalties, gap filling, prefill.
 
 - **Nucleus sampling** (Holtzman et al. 2020, arXiv 1904.09751): transformers' own sampling draws
-  for a whole batch from torch's global generator. A text would depend on the other texts of its
-  batch, and the state of training's generator would change. Here each prompt has a stream of
-  uniform numbers, given by its index and the attempt. The next token is the first token at which
-  the cumulative distribution exceeds the next number.
+  for a whole batch from torch's global generator. A text would then depend on the other texts of
+  its batch, and the generator that training uses would change its state. In this module, each
+  prompt has its own stream of uniform numbers, given by its index and the attempt. The next token
+  is the first token at which the cumulative distribution exceeds the next number.
 - **Repetition**: transformers' own processors, applied only to generated tokens. Words of the
   prompt may be copied, and padding has no effect.
 - **Gaps**: a model that has learned hidden spans (Raffel et al. 2020, section 3.3.4) reads a
   sentinel in place of each gap. It generates each sentinel again, followed by the fill of the gap.
-  ``GapFilling`` generates the sentinels: if the model would end a fill, the next sentinel follows,
-  and after the last fill the end-of-text token. Every gap is therefore filled, even by a model that
-  has learned little.
+  ``GapFilling`` forces the sentinels: if the model would end a fill, the next sentinel is
+  generated, or the end-of-text token after the last fill. Every gap is therefore filled, even by a
+  model that has learned little.
 - **Prefill**: the model reads a prompt once for all of its beams, and its state is then copied.
 
 Shapes: b prompts, k beams of each, t tokens so far, v tokens of the vocabulary.
@@ -66,13 +66,13 @@ def uniforms(root: int, places: Sequence[int], length: int, *, attempt: int = 0)
 
 
 def nucleus_processors(draws: Tensor, *, top_p: float, temperature: float) -> LogitsProcessorList:
-    """Return processors that make transformers' greedy search sample from the nucleus."""
+    """Return processors with which transformers' greedy search samples from the nucleus."""
     cut = [TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)]
     return LogitsProcessorList([*cut, _Choice(draws)])
 
 
 class _Choice(LogitsProcessor):
-    """Processor that selects each text's next token by its next random number, excluding others."""
+    """Processor that selects each text's next token by a random number and excludes all others."""
 
     def __init__(self, draws: Tensor) -> None:
         self._columns = iter(draws.unbind(dim=1))
@@ -191,10 +191,10 @@ DIMENSIONS = {
 
 @contextmanager
 def prompts_read_once(model: nn.Module, num_beams: int) -> Iterator[None]:
-    """Make the first forward pass of one ``generate`` read each prompt once for all its beams.
+    """Make the first forward pass of a ``generate`` call read each prompt once for all its beams.
 
-    If the model gets or keeps other inputs than rows and a cache, the model reads every copy, as
-    without this context manager.
+    This requires that the inputs consist only of rows and a cache. With any other input, the model
+    reads every copy, as without this context manager.
 
     Args:
         model: A language model, or a wrapper around one (peft).

@@ -1,8 +1,8 @@
 """Bottleneck adapters (Houlsby et al. 2019, arXiv 1902.00751).
 
-With ``bottleneck=48`` and frozen norms, the adapters are 1.435 % of RoBERTa-base. The Adapter
-column of Bu et al. 2022, table 4, states 1.4 % but not the settings. For RoBERTa-large, the
-adapters are 1.34 %, and the table states 1.4 %.
+With ``bottleneck=48`` and frozen norms, the adapters have 1.435 % as many parameters as
+RoBERTa-base. The Adapter column of Bu et al. 2022, table 4, states 1.4 % but not the settings. For
+RoBERTa-large, the share is 1.34 %, while the table states 1.4 %.
 
 ``BottleneckMethod`` is the base class of this method and of ``compacter``. It wraps the output
 projections of a block, after attention and after the feed-forward layer. An adapter therefore acts
@@ -96,7 +96,7 @@ class BottleneckMethod(Method):
             )
 
     def adapt(self, model: "PreTrainedModel", new: frozenset[str]) -> "PreTrainedModel":
-        """Return the model with trainable adapters; only ``train_norms`` opens other parameters.
+        """Return the model with trainable adapters and, if ``train_norms`` is set, trainable norms.
 
         Raises:
             InputError: No module matches the targets, or the adapters do not fit.
@@ -126,7 +126,7 @@ class BottleneckMethod(Method):
         save_base(model, folder, is_added=lambda name: ".adapter." in name)
 
     def restore(self, model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
-        """Return a fresh base model with the adapters that ``save`` wrote, by their settings.
+        """Return a fresh base model with the adapters that ``save`` wrote.
 
         Raises:
             InputError: The folder cannot be read, or belongs to another method or another model.
@@ -148,7 +148,7 @@ class BottleneckMethod(Method):
         return model
 
     def _projections(self, model: "PreTrainedModel") -> "dict[str, Projection]":
-        """Return the modules to wrap, by name; a module that blocks share occurs once."""
+        """Return the projections to wrap, by name; a module that blocks share occurs once."""
         from dpft.methods.layers import Projection
 
         suffixes = self.targets or PLACES.get(model.config.model_type)

@@ -37,7 +37,7 @@ def base_folder(folder: Path) -> Path | None:
 
 
 def save_base(model: PreTrainedModel, folder: Path, *, is_added: Callable[[str], bool]) -> None:
-    """Write the model without the method for ``from_pretrained``, if it is stored nowhere else.
+    """Write the base model for ``from_pretrained``, unless the base is already stored elsewhere.
 
     Args:
         model: Trained model that peft has not wrapped; its own weights are written as trained.
@@ -61,7 +61,7 @@ SETTINGS = "dpft_adapter.json"
 
 
 def save_trained(model: nn.Module, folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings and every parameter that requires grad, by name; tied ones once."""
+    """Write the settings and all trainable parameters, by name; a tied parameter occurs once."""
     folder.mkdir(parents=True, exist_ok=True)
     trained = {
         name: parameter.detach().cpu().contiguous()
@@ -120,7 +120,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 PEFT_WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
 PEFT_PARTS = ("lora_", "prompt_encoder.", ".modules_to_save.")
-"""Parts of the names of the parameters that peft saves without dpft."""
+"""Parts of the names of those parameters that peft itself saves."""
 
 
 def wrap(model: PreTrainedModel, config: "PeftConfig") -> PreTrainedModel:
@@ -214,7 +214,7 @@ def _is_pefts(name: str) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence peft's warnings about its use of transformers and about mixed layer kinds."""
+    """Silence peft's warnings about its use of transformers and about several kinds of layers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.* is deprecated")
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")

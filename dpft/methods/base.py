@@ -4,7 +4,8 @@ A new method needs a module here whose class registers itself in ``METHODS``, a 
 conf/method, and a test. A run calls ``prepare`` once, and then ``phases`` for its plan. In every
 step, it calls ``begin_step``, computes the private gradient of the parameters that require grad,
 and calls ``finish_gradient`` and ``begin_update``. The optimizer then updates ``moved_parameters``.
-At the end, the run calls ``save``. Most methods define only ``adapt``, which selects what trains.
+At the end, the run calls ``save``. Most methods define only ``adapt``, which selects the trainable
+parameters.
 
 This module also finds the parts of a model that methods train: its norms, blocks and head.
 ``PreTrainedModel`` names its body (``base_model``) and its embeddings. The order and the names of
@@ -84,7 +85,7 @@ class Method(Section, ABC):
     def prepare(
         self, model: "PreTrainedModel", new: frozenset[str] = frozenset()
     ) -> "PreTrainedModel":
-        """Return the model with ``requires_grad`` set on exactly the parameters that train first.
+        """Return the model with ``requires_grad`` set on the parameters of the first phase only.
 
         Args:
             model: A fresh model, which may be on the meta device and may be changed in place.
@@ -129,13 +130,16 @@ class Method(Section, ABC):
 
         The trainable parameters may change only here, and only at the beginning of a phase. All
         values that a method reads from the model are outputs of earlier noisy steps. The result
-        depends only on these weights and on ``step``. A run may call this method again, and for
-        another step than the next one.
+        depends only on these weights and on ``step``. A run may call this method several times for
+        one step, and for a step that does not follow the previous one.
         """
         return
 
     def finish_gradient(self, model: "nn.Module") -> None:
-        """Convert the private gradient to that of ``moved_parameters`` by post-processing."""
+        """Compute the gradients of ``moved_parameters`` from the private gradient.
+
+        This is post-processing. By default, nothing is changed.
+        """
         return
 
     def begin_update(self, optimizer: "Optimizer", step: int) -> None:
@@ -151,7 +155,7 @@ class Method(Section, ABC):
 
     @property
     def extra_positions(self) -> int:
-        """Number of model positions before those of a text, used by a prompt or a prefix."""
+        """Number of the model's positions that a prompt or prefix uses before the text."""
         return 0
 
     def save(self, model: "PreTrainedModel", folder: Path) -> None:
@@ -203,7 +207,7 @@ def is_bias(name: str) -> bool:
 
 
 def is_new(name: str, new: frozenset[str]) -> bool:
-    """Return whether a parameter of a prepared model is one of the ``new`` of the fresh model."""
+    """Return whether a parameter of a prepared model has one of the names ``new``."""
     return original_name(name) in new and "original_module" not in name
 
 
@@ -320,7 +324,8 @@ def is_tied(model: "PreTrainedModel") -> bool:
 def untie_head(model: "PreTrainedModel") -> None:
     """Give a causal language model its own head, a copy of its embeddings.
 
-    The outputs do not change. The saved model has one more table, and loads with both tables.
+    The outputs do not change. The saved model contains the head in addition to the embeddings, and
+    loads with both.
 
     Raises:
         InputError: The model is not causal. T5 scales the input of a tied head, and BERT's head has
@@ -345,7 +350,7 @@ def untie_head(model: "PreTrainedModel") -> None:
 
 
 def head_parameters(model: "PreTrainedModel") -> "set[nn.Parameter]":
-    """Return the parameters outside the model's body: its head, except those tied to the body.
+    """Return the parameters of the head: those outside the model's body and not tied to it.
 
     The whole T5 model, including its head, is its own body. Its output embeddings still count as
     the head.
@@ -361,7 +366,8 @@ def head_parameters(model: "PreTrainedModel") -> "set[nn.Parameter]":
 def block_list(model: "PreTrainedModel") -> "nn.ModuleList":
     """Return the transformer blocks, first to last; for a seq2seq model, those of its decoder.
 
-    They are the outermost list of modules of one class that has the most parameters.
+    The blocks are the outermost list of modules of one class; if there are several such lists, the
+    one with the most parameters.
 
     Raises:
         InputError: The model has no such list.

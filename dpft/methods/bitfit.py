@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SEPARATE_BIASES = {"beit": ("q_proj.bias", "v_proj.bias")}
-"""Name endings of biases that an architecture stores apart from its layers, by model type."""
+"""Name endings of biases that BiTFiT does not train, by model type. The authors' models store these
+biases outside of the dense layers."""
 
 
 @METHODS.register("bitfit")

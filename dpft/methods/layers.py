@@ -16,12 +16,12 @@ from dpft.non_text_modules import idle_modules, is_inside
 from dpft.parallel.sharding import cut_like, whole
 
 INITIAL_STD = 1e-2
-"""Standard deviation of the initial weights (Houlsby et al. 2019, section 3.6), a normal truncated
-at two standard deviations. The adapter starts close to the identity, and every weight has a
-gradient from the first step."""
+"""Standard deviation of the initial weights, which are normal and truncated at two standard
+deviations (Houlsby et al. 2019, section 3.6). The adapter therefore starts close to the identity,
+and every weight has a gradient from the first step."""
 RANK_ONE_STD = 0.1
-"""Initial standard deviation of s and t. With A of variance 1/n, entries of W have a standard
-deviation of 0.01 (Houlsby's)."""
+"""Initial standard deviation of s and t. If the entries of A have variance 1/n, the entries of W
+have a standard deviation of 0.01, as in Houlsby et al. 2019."""
 
 Projection = nn.Linear | Conv1D
 
@@ -29,8 +29,8 @@ Projection = nn.Linear | Conv1D
 class AdaptedProjection(nn.Module):
     """A projection with an adapter on its output.
 
-    The projection is called ``base_layer``, as in peft. A parameter's name therefore still leads to
-    its name in the model itself (``base.original_name``).
+    The projection is called ``base_layer``, as in peft, so that ``base.original_name`` can derive
+    the name of a parameter in the unwrapped model.
     """
 
     def __init__(self, base_layer: Projection, adapter: nn.Module) -> None:
@@ -132,7 +132,7 @@ class ReparametrizedLinear(nn.Module):
     """Weight of the layer before training; part of a checkpoint."""
     right_constant: Tensor
     left_constant: Tensor
-    """Values of the carriers, which change with each choice of carriers and get no gradient."""
+    """Copies of the two carriers without gradient, updated whenever new carriers are chosen."""
 
     def __init__(self, layer: nn.Linear | Conv1D, rank: int) -> None:
         """Wrap ``layer`` and freeze it; ``choose_carriers`` must set the carriers of ``rank``."""
@@ -173,10 +173,9 @@ class ReparametrizedLinear(nn.Module):
     def choose_carriers(self, iterations: int) -> None:
         """Set the carriers by the power method on the change of the weight during training.
 
-        This is Algorithm 2 of Yu et al. 2021. It starts from values that are the same for
-        everybody, so the carriers depend only on the weight and its initial value. Before the first
-        change of the weight there is no update, and the initial value, which is public, is used
-        instead.
+        This is Algorithm 2 of Yu et al. 2021. It starts from fixed public values, so the carriers
+        depend only on the weight and its initial value. Before the first update, the weight has not
+        changed, so the method is applied to the initial weight, which is public.
         """
         if self.base_layer.weight.is_meta:
             return
@@ -184,7 +183,7 @@ class ReparametrizedLinear(nn.Module):
         update = self._dense(weight - self.initial_weight)
         if not bool(update.any()):
             update = self._dense(weight)
-        generator = torch.Generator().manual_seed(0)  # public: the same for everybody
+        generator = torch.Generator().manual_seed(0)  # a fixed, public seed
         like = whole(self.right.weight)
         right = torch.randn(like.shape, generator=generator).to(like)
         for _ in range(iterations):
@@ -200,7 +199,7 @@ class ReparametrizedLinear(nn.Module):
 
     @torch.no_grad()
     def project_gradient(self) -> None:
-        """Set the gradient of the weight within the carriers' spaces.
+        """Set the weight's gradient, projected onto the spaces that the carriers span.
 
         The gradient is ``dL R + L dR - L L^T dL R`` (Yu et al. 2021, Algorithm 1). Without clipping
         and noise, this equals ``G R^T R + L L^T G - L L^T G R^T R``. A layer that no loss used has
@@ -218,7 +217,7 @@ class ReparametrizedLinear(nn.Module):
         weight.grad = cut_like(weight, self._dense(gradient).contiguous())
 
     def _dense(self, weight: Tensor) -> Tensor:
-        """Return a matrix of the layer's layout as (outputs, inputs), or the reverse."""
+        """Convert a matrix from the layer's layout to (outputs, inputs), or back."""
         return weight.t() if self._transposed else weight
 
 

@@ -29,7 +29,7 @@ PUBLISHED_SCALING = 8.0
 STABILIZED_ALPHA = PUBLISHED_SCALING * math.sqrt(4)
 """Alpha of rank-stabilized LoRA that gives the scale of Hu et al. 2021 at their rank."""
 HEADS = ("classifier", "score")
-"""Modules that peft keeps whole in every sequence classifier and never changes by LoRA."""
+"""Modules of sequence classifiers that peft trains and saves as a whole, without LoRA."""
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 """peft's name for all linear layers except the output head."""
 DEFAULT_TARGETS = (
@@ -55,7 +55,7 @@ the first entry that occurs in the model is the default."""
 
 @METHODS.register("lora")
 class Lora(PeftMethod):
-    """Training of low-rank changes of the target layers (147,456 numbers for GPT-2 at rank 4)."""
+    """Training of low-rank updates of target layers (147,456 parameters for GPT-2 at rank 4)."""
 
     rank: AtLeastOne = 4
     """Rank of each change."""

@@ -76,7 +76,7 @@ class PeftMethod(Method):
 
 
 def task_type(model: "PreTrainedModel") -> "TaskType | None":
-    """Return peft's name for the model's task; None for a task without one, such as masked LM."""
+    """Return peft's name for the model's task; None if peft has none, as for masked LM."""
     from peft import TaskType
     from transformers.models.auto import modeling_auto
 
@@ -97,7 +97,7 @@ def task_type(model: "PreTrainedModel") -> "TaskType | None":
 
 
 def new_modules(model: "nn.Module", new: frozenset[str]) -> list[str]:
-    """Return the names of the outermost modules that have only new parameters.
+    """Return the names of the outermost modules that contain only new parameters.
 
     A list of modules is excluded, because it is never called and peft cannot replace it.
     """
@@ -120,7 +120,7 @@ def check_attends_alone(name: str, model: "PreTrainedModel") -> None:
     padding between a prompt and a text, so a text would depend on the longest text of its batch.
 
     Raises:
-        InputError: A layer keeps another state.
+        InputError: A layer keeps a state other than the keys and values of attention.
     """
     from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, LinearAttentionCacheLayerMixin
 

@@ -1,9 +1,10 @@
-"""Prefix tuning: trained keys and values before each layer's own (Li & Liang 2021, 2101.00190).
+"""Prefix tuning: trained keys and values in each layer (Li & Liang 2021, arXiv 2101.00190).
 
-The prefix is the output of a small network on a trained embedding (the reparametrization). The
-saved adapter does not contain this network, but the keys and values themselves. In an
-encoder-decoder, peft gives the prefix to the decoder, whose layers i and i + layers / 2 share it.
-The rest of the prefix is idle.
+The trained keys and values (the prefix) precede those of the text. They are the output of a small
+network on a trained embedding (the reparametrization). The saved adapter contains the resulting
+keys and values, not this network. In an encoder-decoder, peft gives the prefix to the decoder.
+There, layers i and i + layers / 2 use the same part of the prefix, and the rest of the prefix is
+unused.
 """
 
 import inspect
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @METHODS.register("prefix")
 class Prefix(PeftMethod):
-    """Training of a prefix and its reparametrization (9,857,024 numbers for GPT-2 by default)."""
+    """Training of a prefix with reparametrization (9,857,024 parameters for GPT-2 by default)."""
 
     length: AtLeastOne = 10
     """Number of prefix positions (Li & Liang's value for E2E), which come before the model's own

@@ -1,6 +1,6 @@
 """Prompt tuning: trained embeddings before the input (Lester et al. 2021, arXiv 2104.08691).
 
-peft also returns the logits of the prompt's own positions, and it drops position ids. A left-padded
+peft also returns the logits of the prompt's own positions. It drops position ids, so a left-padded
 text would get other positions than the same text without padding. This module fixes both in the
 prepared model, whose inputs and outputs are then the same as without a prompt.
 
@@ -71,7 +71,7 @@ class Prompt(PeftMethod):
 
 
 def _is_encoder(model: "PreTrainedModel") -> bool:
-    """Return whether a classifier reads the first position.
+    """Return whether the model is an encoder, on which a classifier reads the first position.
 
     A classifier on a decoder reads the last token, which it cannot find if the input is embeddings.
     """
@@ -101,8 +101,8 @@ def _mended(prepared: "PreTrainedModel") -> "PreTrainedModel":
 def _prompt(adapted: Any, batch_size: int, task_ids: None = None) -> "Tensor":
     """Return the prompt, looked up for each example, shape (b, n, d).
 
-    peft looks up the prompt once and repeats it, which hides from a layer which gradient belongs to
-    which example. The clipper would use single-example execution for the whole model.
+    peft looks up the prompt once and repeats it, so the embedding layer could not attribute its
+    gradient to the examples. The clipper would use single-example execution for the whole model.
     """
     encoder = adapted.prompt_encoder[adapted.active_adapter]
     tokens = adapted.prompt_tokens[adapted.active_adapter].to(encoder.embedding.weight.device)
@@ -121,7 +121,7 @@ def _drop_positions(model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str,
 def _keep_own_logits(
     model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments:
-    """Request only the logits of the tokens, shape (b, t, v); with labels, those of n + t."""
+    """Request the logits of the tokens only, shape (b, t, v); with labels, keep all n + t."""
     if "input_ids" in kwargs and kwargs.get("labels") is None:
         kwargs = {"logits_to_keep": kwargs["input_ids"].shape[1], **kwargs}
     return args, kwargs
@@ -130,7 +130,7 @@ def _keep_own_logits(
 def _derive_positions(
     model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments:
-    """Count positions over the unmasked entries of the mask, shape (b, n + t), like generate."""
+    """Compute position ids by counting unmasked tokens, as ``generate`` does; mask (b, n + t)."""
     mask = kwargs.get("attention_mask")
     if mask is None or mask.dim() != 2 or kwargs.get("position_ids") is not None:
         return args, kwargs

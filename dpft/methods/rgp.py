@@ -7,9 +7,9 @@ gradient of W within the carriers' spaces from the two private gradients, and an
 apply it to W. The carriers of each step are computed from the W of earlier noisy steps, so they
 cost no privacy.
 
-Two things differ from the authors' code. No gradient is rescaled (their code divides that of a
-classifier by ten). The carriers come from the update so far, as in the paper (their code takes the
-weight itself).
+This implementation differs from the authors' code in two ways. It rescales no gradient, while their
+code divides the gradient of a classifier by ten. It computes the carriers from the change of the
+weight so far, as in the paper, while their code uses the weight itself.
 """
 
 from pathlib import Path
@@ -30,9 +30,9 @@ class RGP(Method):
 
     Dense layers are torch's ``Linear`` and Hugging Face's ``Conv1D``. The head that predicts
     tokens, tied or not, is excluded. Layers that the base checkpoint lacks are also excluded; they
-    train as a whole if ``train_new_modules`` is set. All other parameters are frozen, except those
-    that ``train_biases`` and ``train_embeddings`` open. ``trainable_parameters`` in reports counts
-    the carriers, which get the noise, not the weights, which are updated.
+    train as a whole if ``train_new_modules`` is set. All other parameters are frozen, unless
+    ``train_biases`` or ``train_embeddings`` makes them trainable. ``trainable_parameters`` in
+    reports counts the carriers, which get the noise, not the weights, which are updated.
     """
 
     rank: AtLeastOne = 1
@@ -77,7 +77,7 @@ class RGP(Method):
             layer.choose_carriers(self.power_iterations)
 
     def finish_gradient(self, model: "nn.Module") -> None:
-        """Give each weight its gradient, computed from those of its carriers."""
+        """Compute the gradient of each weight from the gradients of its carriers."""
         from dpft.methods.layers import reparametrized
 
         for layer in reparametrized(model):

@@ -41,15 +41,15 @@ class _Run:
 class TwoPhase(Method):
     """Training of all parameters for ``full_epochs``, then only of those of method=bitfit.
 
-    In the second phase, the parameters that ``train_new_modules`` and ``train_embeddings`` open
-    also train. In the first phase, all parameters train.
+    In the first phase, all parameters train. In the second phase, the biases train, and also the
+    parameters that ``train_new_modules`` and ``train_embeddings`` select.
 
     The optimizer keeps its moments at the switch, unless ``reset_optimizer`` is set. Most of a
-    private gradient is noise. Its size per parameter depends on the clipping norm and not on the
-    number of trainable parameters, so Adam's moments of the biases stay right. A new Adam takes its
-    first steps at the full learning rate for any gradient, and the learning rate of the second
-    phase is larger. The results of Bu et al. use a new Adam, as in their code. A new Adam also
-    suits a ``bitfit_max_grad_norm`` that changes the size of the noise.
+    private gradient is noise. The noise per parameter depends on the clipping norm and not on the
+    number of trainable parameters, so Adam's moments of the biases remain valid. A new Adam takes
+    its first steps at the full learning rate, however small the gradient is, and the learning rate
+    of the second phase is larger. The results of Bu et al. use a new Adam, as in their code. A new
+    Adam is also preferable if ``bitfit_max_grad_norm`` changes the size of the noise.
 
     One instance serves one run, because it stores the results of ``phases`` and ``prepare``. A
     resumed run calls both again.

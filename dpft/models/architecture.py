@@ -3,11 +3,11 @@
 The configuration of transformers is mutable, and a head writes its classes into it. Callers
 therefore get copies of the configuration that was read.
 
-A head that the checkpoint's own architecture lacks starts from random weights. It is part of the
-task and is counted separately, as ``new_parameters`` of privacy.json (docs/dev/design.md, the run's
-folder). `PooledClassifier` reads the mean over a text's tokens, for sentence encoders (Reimers and
-Gurevych 2019, arXiv 1908.10084). Sentence encoders represent the meaning of a text in this mean and
-have no trained pooler. The classes of transformers read the first token instead.
+If the checkpoint has no suitable head, a new head with random weights is added. Its parameters are
+counted separately, as ``new_parameters`` in privacy.json (docs/dev/design.md, the run's folder).
+`PooledClassifier` reads the mean over a text's tokens, for sentence encoders (Reimers and Gurevych
+2019, arXiv 1908.10084). Sentence encoders represent the meaning of a text in this mean and have no
+trained pooler. The classes of transformers read the first token instead.
 """
 
 import copy
@@ -196,7 +196,7 @@ def configure(config: PretrainedConfig, head: Head) -> None:
 
 
 def padding_id(config: PretrainedConfig) -> int:
-    """Return the id of the padding token; else of the end-of-text token; else 0."""
+    """Return the id of the padding token, or else of the end-of-text token, or else 0."""
     text = config.get_text_config()
     if text.pad_token_id is not None and text.pad_token_id >= 0:
         return int(text.pad_token_id)
@@ -206,13 +206,13 @@ def padding_id(config: PretrainedConfig) -> int:
 
 @contextmanager
 def without_storage() -> Iterator[None]:
-    """Create models in the block without storage; they are tied but not initialized."""
+    """Create models in the block on the meta device; weights are tied but not initialized."""
     with torch.device("meta"), _NothingDrawn():
         yield
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Mode that skips the initialization of meta tensors, which takes most of the time."""
+    """Mode that skips initializing meta tensors, which would take most of the creation time."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -245,7 +245,7 @@ def fresh_model(config: PretrainedConfig, head: Head, pooling: str | None) -> Pr
             model = auto_class(config, head).from_config(config, dtype=torch.float32)
         except FAULTS_OF_SETTINGS as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-    # An adapter would name the address of the configuration, but these weights have no address.
+    # An adapter would record this as the address of its base, but random weights have none.
     model.name_or_path = model.config._name_or_path = ""
     return model
 
@@ -253,7 +253,7 @@ def fresh_model(config: PretrainedConfig, head: Head, pooling: str | None) -> Pr
 def new_parameters(
     config: PretrainedConfig, head: Head, pooling: str | None, *, num_labels: int | None = None
 ) -> frozenset[str]:
-    """Return the names of the model's parameters that the checkpoint's own architecture lacks.
+    """Return the names of the model's parameters that the checkpoint does not contain.
 
     The names depend only on config.json, not on the weights. ``architectures`` names the class that
     the checkpoint was saved from. Without ``architectures``, the checkpoint is assumed to be the
@@ -300,7 +300,7 @@ def new_parameters(
 
 
 def _checkpoint_class(config: PretrainedConfig, head: Head) -> Any:
-    """Return the class a checkpoint was saved from; None if it must be the wanted class."""
+    """Return the class that a checkpoint was saved from; None if it must be the wanted class."""
     for name in config.architectures or ():
         if name == PooledClassifier.__name__:
             return PooledClassifier
@@ -354,7 +354,7 @@ def load_own_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 DROPOUT = "drop"
-"""Part of the name of each dropout rate: dropout_rate, hidden_dropout_prob, resid_pdrop,
+"""Substring of the names of all dropout rates: dropout_rate, hidden_dropout_prob, resid_pdrop,
 attn_pdrop."""
 
 
@@ -368,7 +368,7 @@ class Architecture:
     """Configuration that was read; ``config`` returns copies."""
 
     def config(self, head: Head | None = None) -> PretrainedConfig:
-        """Return a copy of the configuration, with the head, which the caller may change."""
+        """Return a copy of the configuration, which includes the head if one is given."""
         config = copy.deepcopy(self.read)
         if head is not None:
             configure(config, head)
@@ -381,7 +381,7 @@ class Architecture:
 
     @property
     def pooling(self) -> str | None:
-        """Pooling of a classification head: as configured, or else as in the checkpoint's own head.
+        """Pooling of a classification head, as configured or else as in the checkpoint.
 
         The mean is used for a multimodal model if transformers has no text classifier for it.
         """
@@ -399,7 +399,7 @@ class Architecture:
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of tokens for which the model has a row."""
+        """Number of tokens for which the model has an embedding row."""
         return int(self.read.get_text_config().vocab_size)
 
 
@@ -459,7 +459,7 @@ def _is_read_by_mean(folder: Path | None) -> bool:
 
 
 def _read(model: ModelConfig) -> PretrainedConfig:
-    """Return a model's configuration; if out of reach, that of ``model.architecture``."""
+    """Return a model's configuration, or that of ``model.architecture`` if it is unreachable."""
     if model.is_drawn:
         return _drawn(model)
     try:
@@ -498,7 +498,7 @@ def _drawn(model: ModelConfig) -> PretrainedConfig:
 
 
 COUNTS_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet", "xmod")
-"""Architectures whose first position is the id of their padding token plus 1."""
+"""Architectures whose position ids start at the id of the padding token plus 1."""
 
 
 def takes_position_ids(model: PreTrainedModel) -> bool:

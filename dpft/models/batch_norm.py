@@ -1,11 +1,11 @@
 """Replacement of BatchNorm by GroupNorm, and standardized convolutions, for per-example gradients.
 
-BatchNorm normalizes an example by the others of its batch, so no example has its own gradient
-(docs/dev/design.md, rule 3). GroupNorm normalizes each example by itself (Wu and He 2018, arXiv
-1803.08494). The replacement changes the model, not its training. The weights and biases of a
-checkpoint are kept, but its running statistics are dropped. The model gives different outputs until
-it has been trained. Bu et al. 2022 do the same with Opacus. De et al. 2022 (arXiv 2204.13650) also
-standardize the weights of the convolutions.
+BatchNorm normalizes each example with statistics of its whole batch, so no example has a gradient
+of its own (docs/dev/design.md, rule 3). GroupNorm normalizes each example separately (Wu and He
+2018, arXiv 1803.08494). The weights and biases of a checkpoint are kept, but its running statistics
+are dropped. The model therefore gives different outputs until it has been trained. Bu et al. 2022
+do the same with Opacus. De et al. 2022 (arXiv 2204.13650) also standardize the weights of the
+convolutions.
 """
 
 from collections.abc import Callable
@@ -44,8 +44,8 @@ def replace_batch_norm(model: nn.Module) -> tuple[str, ...]:
 def standardize_weights(model: nn.Module) -> tuple[str, ...]:
     """Give each Conv2d standardized weights; return the names of the convolutions, in order.
 
-    Convolutions whose filters have a single number are not changed, because that number would be
-    zero. Layers of any class but plain ``nn.Conv2d`` are not changed either.
+    Convolutions whose filters have a single number are not changed, because standardization would
+    set that number to zero. Layers of any class but plain ``nn.Conv2d`` are not changed either.
     """
     return _replace(model, (nn.Conv2d,), _standardized)
 
@@ -74,8 +74,9 @@ def group_norm_like(norm: nn.Module) -> nn.GroupNorm:
 def group_count(channels: int) -> int:
     """Return the number of groups for a number of channels: its largest divisor that is at most 32.
 
-    With up to 32 channels, each channel is a group. Such a group carries no information once an
-    image is reduced to one pixel. torch rejects the normalization of one such image.
+    With up to 32 channels, each channel is a group. If an image is reduced to one pixel, such a
+    group has a single value and carries no information. torch rejects the normalization of one such
+    image.
 
     >>> [group_count(channels) for channels in (64, 48, 8, 7, 37)]
     [32, 24, 8, 7, 1]

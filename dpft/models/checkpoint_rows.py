@@ -1,11 +1,11 @@
 """Lazy reader of checkpoint weights for sharded runs, in which each rank reads only its own rows.
 
 transformers loads the model as usual, but with stand-ins instead of the checkpoint's weights. A
-stand-in is a tensor of the same shape whose memory is a handful of NaNs. Weights that the
-checkpoint lacks therefore get the same values as with real weights, and transformers renames and
-ties as usual. The memory address identifies a stand-in, wherever it ends up in the model. A tensor
-that was computed from a stand-in is NaN, and a write to a stand-in fails. Such a model is loaded as
-a whole.
+stand-in is a tensor of the same shape whose elements all share the memory of a few NaNs. Weights
+that the checkpoint lacks therefore get the same values as with real weights, and transformers
+renames and ties as usual. The memory address identifies a stand-in, wherever it ends up in the
+model. If the model computes a tensor from a stand-in, the tensor is NaN. A write to a stand-in
+fails. In both cases, the model is loaded as a whole.
 """
 
 import hashlib
@@ -43,8 +43,8 @@ MADE_OF_WEIGHTS = {
     "standardize_weights": False,
     "pooling": None,
 }
-"""Keys of ``model`` that change the numbers computed from the same weights, with the values that
-change nothing."""
+"""Keys of ``model`` that change what the model computes from the same weights, each with the value
+that changes nothing."""
 
 
 class NotInShards(Exception):
@@ -61,7 +61,7 @@ class StandIn:
     """Tensor of the same shape; all its numbers are NaN and share memory."""
 
     def is_untouched(self, tensor: Tensor) -> bool:
-        """Return whether a tensor at the address of this stand-in is unchanged."""
+        """Return whether a tensor that shares this stand-in's memory is unchanged."""
         same = tensor.shape == self.values.shape and tensor.stride() == self.values.stride()
         return same and bool(self.values.isnan().all()) and tensor.dtype == torch.float32
 
@@ -70,7 +70,7 @@ class CheckpointRows:
     """Tensors of a checkpoint's files, from which rows can be read.
 
     Guarantees:
-        Rows are the float32 values that ``from_pretrained`` gives them. Nothing else of a file is
+        Rows have the float32 values that ``from_pretrained`` would load. Nothing else of a file is
         loaded into memory, not even as a memory-mapped page.
     """
 
@@ -93,7 +93,7 @@ class CheckpointRows:
         }
 
     def emptied(self, model: nn.Module) -> "RowsOfModel":
-        """Move a model's stand-ins to the meta device; its other tensors are real and stay.
+        """Move a model's stand-ins to the meta device; its other tensors are not changed.
 
         Stand-ins of buffers are replaced by the values of the checkpoint.
 
@@ -150,7 +150,7 @@ class RowsOfModel:
         """Return a hash of one row of each parameter, which distinguishes checkpoints.
 
         Args:
-            model: Model whose parameters have the shapes.
+            model: Model that has the parameters.
             choice: Random generator that selects the rows. All processes must use the same state,
                 so that they read the same rows.
         """

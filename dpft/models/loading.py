@@ -1,8 +1,9 @@
 """Loading of models and tokenizers from the Hub or a folder, with the tokens that a task adds.
 
-Parameters are float32 for every precision of the checkpoint; autocast provides the speed. The row
-of a token that a task adds is the mean of the rows of the tokens in its name ("speaker1" for
-``<speaker1>``). The row depends only on the checkpoint, so no record is read for it.
+Parameters are loaded in float32, whatever the precision of the checkpoint; autocast makes training
+faster. The row of a token that a task adds is the mean of the rows of the tokens in its name
+("speaker1" for ``<speaker1>``). The row depends only on the checkpoint, so no record is read for
+it.
 """
 
 import json
@@ -64,7 +65,7 @@ from dpft.models.source import (
 from dpft.non_text_modules import idle_modules, is_inside, is_multimodal
 
 STATISTICS = (".running_mean", ".running_var", ".num_batches_tracked")
-"""Endings of the names of the statistics that a BatchNorm keeps of its batches."""
+"""Endings of the names of a BatchNorm's running statistics."""
 
 CAUSAL_HEAD = Head(kind=CAUSAL)
 
@@ -132,10 +133,10 @@ def new_names(architecture: Architecture, head: Head = CAUSAL_HEAD) -> frozenset
 
 
 def _check_reads_texts(architecture: Architecture) -> None:
-    """Check that a multimodal model reads a text without an image, and trains on it.
+    """Check that a multimodal model can be trained on texts without images.
 
     Raises:
-        InputError: The model needs an image, or only an image reaches a layer that would train.
+        InputError: The model needs an image, or has a trainable layer that texts do not reach.
     """
     config, model = architecture.config(), architecture.model
     key, value = address(model)
@@ -160,7 +161,7 @@ def _check_reads_texts(architecture: Architecture) -> None:
             key=key,
             value=value,
         ) from error
-    except (NotImplementedError, RuntimeError):  # needs real values: the self-check decides
+    except (NotImplementedError, RuntimeError):  # left to the self-check
         return
     idle = idle_modules(shape)
     unreached = (name for name, p in shape.named_parameters() if p.grad is None)
@@ -188,7 +189,8 @@ def load_model(
         seed: Seed of a random initialization, of the whole model or of a new head. The state of the
             global generator is restored.
         head: Head that the model needs.
-        rows: Rows of the checkpoint, whose stand-ins replace its weights; None: read the weights.
+        rows: Stand-ins for the checkpoint's weights, whose rows are read later; None reads the
+            weights.
 
     Raises:
         InputError: The weights cannot be found, reached or understood.
@@ -261,7 +263,7 @@ def load_tokenizer(
 
 
 def _remove_tokens_without_row(tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
-    """Remove special tokens without a row in the model, so that no text is read as such a token.
+    """Remove special tokens that have no embedding row, so that no text is read as such a token.
 
     Gemma 3 1B is published with the tokenizer of its multimodal siblings, whose last token
     represents an image. Tokens that every tokenizer has, such as padding, stay.
@@ -278,7 +280,7 @@ def _remove_tokens_without_row(tokenizer: PreTrainedTokenizerBase, rows: int) ->
 
 
 def _own_size(tokenizer: PreTrainedTokenizerBase, added: Sequence[str]) -> int:
-    """Return the number of tokens that a task did not add."""
+    """Return the number of tokens of the tokenizer that no task added."""
     return len(tokenizer) - len(tokenizer.get_vocab().keys() & set(added))
 
 
@@ -294,7 +296,7 @@ def _tokenizer_of(model: ModelConfig, kind: Any = AutoTokenizer) -> PreTrainedTo
 
 
 def _changed(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
-    """Return the model with the layers that the configuration replaces."""
+    """Replace layers of a model as its configuration requires, and return the model."""
     fix_rotary_scale(model)
     if settings.replace_batch_norm and not replace_batch_norm(model):
         raise InputError(
@@ -328,7 +330,7 @@ def _pretrained(
         quantized["quantization_config"] = _quantization(settings).bits_config(
             settings.quantization
         )
-        quantized["device_map"] = {"": "cpu"}  # so that the bits are the same for every device
+        quantized["device_map"] = {"": "cpu"}  # so that the result is the same for every device
     loaded_class: Any = auto_class(config, head)
     pooled = head.kind == CLASSIFIER and architecture.pooling is not None
     if pooled:
@@ -350,7 +352,7 @@ def _pretrained(
     others = loaded[1].get("mismatched_keys", ())
     mismatched = [key if isinstance(key, str) else key[0] for key in others]
     missing = sorted({*loaded[1]["missing_keys"], *mismatched} - new)
-    if settings.replace_batch_norm:  # a model saved after it has no statistics
+    if settings.replace_batch_norm:  # a checkpoint saved after the replacement has no statistics
         missing = [name for name in missing if not name.endswith(STATISTICS)]
     # The mean replaces the pooler, so the pooler may be missing.
     missing = [name for name in missing if not (pooled and name.startswith("pooler."))]
@@ -398,7 +400,7 @@ def _quantization(settings: ModelConfig) -> Any:
 
 
 def dequantize(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel:
-    """Return a quantized model with float32 weights that have the values it computes with.
+    """Return a quantized model with float32 weights of the same values.
 
     Args:
         model: Model that ``load_model`` returned; do not use it afterwards.
@@ -411,7 +413,7 @@ def dequantize(model: PreTrainedModel, settings: ModelConfig) -> PreTrainedModel
 def _with_stand_ins(
     settings: ModelConfig, model_class: Any, config: PretrainedConfig, rows: CheckpointRows
 ) -> Any:
-    """Return model and loading info like ``from_pretrained``, with stand-ins as weights."""
+    """Return model and loading info as ``from_pretrained`` does, with stand-ins as weights."""
     if model_class is PooledClassifier:
         raise NotInShards("its head was put on it")
     place = source(settings)
@@ -422,7 +424,7 @@ def _with_stand_ins(
     )
     model.name_or_path = model.config._name_or_path = name
     if model.can_generate():
-        # as ``from_pretrained`` reads these settings from a checkpoint
+        # These are the settings that ``from_pretrained`` reads from a checkpoint.
         where = {key: value for key, value in place.items() if key != "trust_remote_code"}
         path = where.pop("pretrained_model_name_or_path")
         try:
@@ -439,7 +441,7 @@ def _with_stand_ins(
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed initialization, which happens on the CPU, and restore its generator afterwards."""
+    """Seed the CPU generator, which draws initial weights, and restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would also seed CUDA's global generator and not restore it.
         torch.default_generator.manual_seed(seed)
@@ -461,7 +463,7 @@ def load_with_tokens(
     seed: int,
     rows: CheckpointRows | None = None,
 ) -> PreTrainedModel:
-    """Return a model on the CPU, with a row for each of the tokens.
+    """Return a model on the CPU, with an embedding row for each of the given tokens.
 
     A token that the model's own tokenizer knows already has a row and keeps it.
 
@@ -478,7 +480,7 @@ def load_with_tokens(
 def grow_as_planned(
     loaded: PreTrainedModel, architecture: Architecture, head: Head, tokens: Sequence[str]
 ) -> None:
-    """Give a model as many rows as ``load_with_tokens`` would, with arbitrary values.
+    """Give a model as many embedding rows as ``load_with_tokens`` would, with arbitrary values.
 
     A plan needs only config.json. Without a tokenizer, each row of the vocabulary is assumed to
     belong to a token.
@@ -535,7 +537,7 @@ def add_tokens(
 
 
 def grow(model: PreTrainedModel, rows: int) -> None:
-    """Give the vocabulary of a model at least ``rows`` rows; the vocabulary never shrinks.
+    """Give a model embeddings for at least ``rows`` tokens; the vocabulary never shrinks.
 
     Tied weights stay tied. A new row is undefined until ``start_rows``.
     """

@@ -1,8 +1,8 @@
 """Per-example losses, computed from a model's outputs and labels.
 
 This module is separate because privacy depends on it. The ``loss`` that a Hugging Face model
-returns is a mean over the tokens of the whole batch. One example's loss would depend on the other
-examples. Here, the loss of an example depends only on its own row.
+returns is a mean over the tokens of the whole batch. With such a mean, the loss of one example
+depends on the other examples. In this module, it depends only on the example's own row.
 
 Shapes: b examples, t tokens, v vocabulary, k label words or classes.
 """
@@ -67,7 +67,7 @@ class LabeledBatch(Protocol):
 
     @property
     def pair_loss(self) -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
-        """Loss of each two rows; None: each row has its own loss."""
+        """Loss of each pair of rows; None if each row has its own loss."""
 
     @property
     def is_padded(self) -> bool:
@@ -84,7 +84,8 @@ def per_example_losses(model: nn.Module, batch: LabeledBatch) -> Tensor:
     - Labels: the cross-entropy over the logits of the label words (Li et al. 2022, section 4) or
       classes.
     - Scores: the squared error.
-    - Attributes: the binary cross-entropy, summed over them (Bu et al. 2022, the authors' code).
+    - Attributes: the binary cross-entropy, summed over the attributes (as in the code of Bu et al.
+      2022).
 
     ``weights`` multiplies the loss of each example. A preference pair has two rows. The first row
     has the loss of the pair, and the second row has loss 0.
@@ -162,7 +163,7 @@ def token_nll(model: nn.Module, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def token_hits(model: nn.Module, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
-    """Return the number of target tokens that a model finds likeliest, and the number of all.
+    """Return the number of target tokens that a model ranks first, and of all target tokens.
 
     Returns:
         Counts, shape (b,) each, int64.
@@ -176,8 +177,8 @@ def token_hits(model: nn.Module, batch: LabeledBatch) -> tuple[Tensor, Tensor]:
 def token_logits(model: nn.Module, batch: LabeledBatch) -> Tensor:
     """Return the logits of a language model at each position, shape (b, t, v), float32 or wider.
 
-    A causal model predicts the token of the next position, a seq2seq model that of the same
-    position.
+    The logits of a causal model are for the token at the next position, those of a seq2seq model
+    for the token at the same position.
     """
     return _full_precision(_logits(model, batch))
 
@@ -195,11 +196,11 @@ MAY_BE_LEFT_OUT = {"allow_is_causal_skip", "allow_is_bidirectional_skip"}
 
 @contextmanager
 def masks_known_to_matter(batch: LabeledBatch) -> Iterator[None]:
-    """Skip, on an accelerator, the checks whether a padded batch's mask could be omitted.
+    """Skip transformers' checks of whether a padded batch's attention mask can be omitted.
 
-    transformers omits a mask without zeros, for a faster kernel. To detect one, it reads from the
-    device twice per micro-batch, and the host waits for all previous work. A mask that has zeros
-    gives the same result without these checks.
+    This applies only to accelerators. transformers omits a mask without zeros, to use a faster
+    kernel. For this check, it reads from the device twice per micro-batch, and each time the host
+    waits for all previous work. A mask that has zeros gives the same result without these checks.
     """
     if not batch.is_padded or batch.labels.device.type == "cpu":
         yield
@@ -244,8 +245,8 @@ def _predicted(batch: LabeledBatch) -> Tensor:
 def predicted_labels(labels: Tensor, kind: str, *, filling: int = IGNORED_LABEL) -> Tensor:
     """Return the label that is predicted at each position.
 
-    A causal model predicts the label of the next position, any other model that of the same
-    position.
+    A causal model predicts the label of the next position. Any other model predicts the label of
+    the same position.
 
     Args:
         labels: Token ids or -100, or a number for each label, shape (b, t).
@@ -254,7 +255,7 @@ def predicted_labels(labels: Tensor, kind: str, *, filling: int = IGNORED_LABEL)
     """
     if kind != CAUSAL:
         return labels
-    # Shift the labels, not the logits: a shifted copy of the logits has v times as many numbers.
+    # Shift the labels instead of the logits, because a copy of the logits is v times as large.
     return functional.pad(labels[:, 1:], (0, 1), value=filling)
 
 

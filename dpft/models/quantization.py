@@ -6,10 +6,10 @@ in eight bits (arXiv 2305.14314, sections 3.1 and 3.2). ``int8`` stores a weight
 one scale per output (Dettmers et al. 2022, arXiv 2208.07339, section 2). transformers loads the
 weights by its own ``BitsAndBytesConfig``. Embeddings and the head are not quantized.
 
-The layers are those of bitsandbytes, but their arithmetic is not. A frozen layer here is one
-product with the dequantized weight. The weight is formed for the forward pass, is not kept, and is
-formed again for the backward pass. Exact clipping needs this arithmetic, and bitsandbytes differs
-in three places:
+The layers are those of bitsandbytes, but their arithmetic is not. In this module, a frozen layer
+multiplies once by its dequantized weight. The weight is dequantized for the forward pass, is not
+kept, and is dequantized again for the backward pass. Exact clipping needs this arithmetic, and
+bitsandbytes differs in three places:
 
 - LLM.int8() multiplies in 16 bits the columns in which any activation *of the batch* is large, so
   one example changes the output of another.
@@ -70,7 +70,7 @@ class FrozenLinear:
     weight: nn.Parameter
     bias: nn.Parameter | None
     is_planned: bool = False
-    """Whether the layer exists only for its shapes; then its weight has no values."""
+    """Whether the layer exists only for its shapes, so that its weight has no values."""
 
     def weight_in(self, dtype: torch.dtype) -> Tensor:
         """Return the dequantized weight of the layer, shape (out_features, in_features).
@@ -101,7 +101,7 @@ class FrozenLinear:
 
 
 class _FrozenProduct(torch.autograd.Function):
-    """Product ``x W^T`` with a weight that is formed when needed and gets no gradient."""
+    """Product ``x W^T`` with a weight that is dequantized when needed and gets no gradient."""
 
     generate_vmap_rule = True
 
@@ -152,7 +152,7 @@ def freeze_arithmetic(model: nn.Module) -> int:
 
 
 def plan_quantized(model: PreTrainedModel, quantization: str) -> PreTrainedModel:
-    """Return a model on the meta device with layers of the size after loading."""
+    """Return a model on the meta device whose layers have the size of quantized layers."""
     keep = get_keys_to_not_convert(model)
     model = replace_with_bnb_linear(model, keep, bits_config(quantization))
     freeze_arithmetic(model)
@@ -181,7 +181,7 @@ def _planned_weight(layer: FrozenLinear) -> nn.Parameter:
 
 
 def dequantized(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model with ordinary float32 layers that have exactly the weights it multiplied by.
+    """Return the model with ordinary float32 layers, which have exactly the dequantized weights.
 
     Args:
         model: Model that peft has not wrapped; do not use it afterwards.

@@ -143,7 +143,7 @@ class ModelConfig(Section):
 
     @property
     def is_drawn(self) -> bool:
-        """Whether ``architecture`` specifies the model, if no other source exists or is needed."""
+        """Whether ``architecture`` specifies the model, because no other source is used."""
         starts_at_random = self.init == "random" and self.path is None and not self.embedded
         return bool(self.architecture) and (self.has_no_weights or starts_at_random)
 
@@ -156,7 +156,7 @@ class ModelConfig(Section):
 
     @property
     def is_no_address(self) -> bool:
-        """Whether nobody else can find the model: it is in this installation or a run's private/.
+        """Whether the model is stored only in this installation or in a run's private/ folder.
 
         An adapter that was trained on such a model is saved together with the model.
         """
@@ -179,7 +179,7 @@ def source(config: ModelConfig) -> dict[str, Any]:
 
 @contextmanager
 def loading_errors(config: ModelConfig, wanted: str = "language model") -> Iterator[None]:
-    """Convert the exceptions of transformers for an unusable source to one error message.
+    """Convert exceptions of transformers for a model that cannot be loaded to an ``InputError``.
 
     The block must read a model and no record, because the message may quote the exception.
     """
@@ -220,7 +220,7 @@ def _is_gated(error: BaseException | None) -> bool:
 
 
 def _lack_of_timm() -> str:
-    """Return why timm models cannot be built here, and how to fix it."""
+    """Return the reason why timm models cannot be built on this machine, and how to fix it."""
     if find_spec("timm") is None or find_spec("torchvision") is None:
         return "which is not installed. Install it with pip install 'dpft[vision]'"
     return (

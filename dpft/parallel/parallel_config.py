@@ -25,15 +25,16 @@ class Process(StrictModel):
 
 
 RECORDER = "TORCH_FR_BUFFER_SIZE"
-"""Number of operations that torch keeps in memory, each with its size and time."""
+"""Environment variable with the number of operations that torch's flight recorder keeps in memory,
+each with its size and time."""
 DEBUGGING = {
     RECORDER: ("", "0"),
     "TORCH_NCCL_TRACE_BUFFER_SIZE": ("", "0"),
     "TORCH_DISTRIBUTED_DEBUG": ("", "OFF"),
     "TORCH_CPP_LOG_LEVEL": ("", "WARNING", "ERROR", "FATAL", "1", "2", "3"),
 }
-"""Environment variables with which torch reveals the sizes of transfers between processes, and the
-values that do not reveal them."""
+"""Environment variables with which torch can log the sizes of transfers between processes, each
+with the values that log no sizes."""
 SHARED = ("train", "eval", "generate")
 """Subcommands that support several processes of torchrun."""
 WHOLE: Final = "whole"
@@ -227,7 +228,7 @@ def _number(name: str, otherwise: int | None = None) -> int:
 
 
 def restarts() -> str | None:
-    """Return a clause about what restarts this process, or None if no restarts are known."""
+    """Return a clause that names what restarts this process, or None if no restarts are known."""
     max_restarts = _number("TORCHELASTIC_MAX_RESTARTS", 0)
     slurm_restarts = _number("SLURM_RESTART_COUNT", 0)
     if max_restarts:

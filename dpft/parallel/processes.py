@@ -2,9 +2,9 @@
 
 ``launch`` (``launch=local``) starts the processes on this machine with torch's own elastic agent,
 on which torchrun is based. The agent watches the processes and ends all of them once one has ended.
-It restarts them up to the configured number of times. The agent prints and writes nothing here;
-only the processes do. In each process, ``started`` joins the process group for the duration of a
-block.
+It restarts them up to the configured number of times. All output comes from the processes; the
+agent prints and writes nothing. In each process, ``started`` joins the process group for the
+duration of a block.
 """
 
 import os
@@ -237,9 +237,10 @@ def number_of_processes(config: LaunchConfig) -> int:
 
 
 def ended(failures: Mapping[int, ProcessFailure]) -> DpftError:
-    """Return the error for processes that the agent has found to fail.
+    """Return the error for processes that the agent reports as failed.
 
-    Processes that failed later were ended by the agent, or failed because the others were gone.
+    Only the first failures count. Processes that failed later were ended by the agent, or failed
+    because other processes were gone.
     """
     first = min(failure.timestamp for failure in failures.values())
     early = {

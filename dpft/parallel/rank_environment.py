@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TextIO
 
 PATIENCE = 5.0
-"""Seconds that another rank waits, so that rank 0 can report an error that both may have found."""
+"""Seconds that a rank other than 0 waits before it reports an error, because rank 0 may report the
+same error."""
 _voices: list[TextIO] = []
 
 
@@ -77,7 +78,7 @@ def error_stream() -> TextIO:
 
 
 def wait_for_rank_0() -> None:
-    """Wait on another rank, so that rank 0 can report an error first.
+    """Wait on every rank except rank 0, so that rank 0 can report an error first.
 
     All processes find an error in the arguments at the same time, and torchrun ends the others as
     soon as one process has ended. An error that only this process found is reported here a moment

@@ -1,10 +1,10 @@
 """Sums of gradients over ranks, whole or sharded, with few transfers.
 
-Each segment of a gradient has an owner. The other ranks send it their values. The owner adds them
-in float64, in the order of ranks, and finishes the sum (adds the noise). It rounds once and sends
-the result to every rank. A sum therefore does not depend on the order in which a network adds
-values. Nothing is rounded that a single process would not round, and the results of ranks cannot
-differ. The transferred values are float32, as many as in an all-reduce.
+Each segment of a gradient has one rank as its owner, to which the other ranks send their values.
+The owner adds them in float64, in the order of ranks, and finishes the sum (adds the noise). It
+rounds the result once and sends it to every rank. A sum therefore does not depend on the order in
+which a network adds values. There is no rounding that a single process would not have, and the
+results of ranks cannot differ. The transferred values are float32, as many as in an all-reduce.
 
 For a sharded model there are two modes. In the first mode, each rank keeps a whole sum and sends
 the shards of other ranks once per step. In the second mode, each micro-batch's sum is sent to the
@@ -16,8 +16,8 @@ records. It depends on the number of micro-batches, on the clipper's checks of t
 on the length of generated texts. If ranks had to run in lockstep, they would wait forever when one
 of them takes another path. Therefore each rank requests what it needs next, all ranks receive all
 requests, and all of them send the requested data. A rank that is done serves the others until all
-are done. A request contains the position of a block and nothing about its content. Rounds of
-requests pass between ranks and count as private.
+are done. A request contains the position of a block and nothing about its content. Requests are
+exchanged only between ranks, and count as private.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,12 +69,13 @@ class StepSums(Protocol):
     """Interface to a rank's clipped sums of a step, which can be reduced over all ranks."""
 
     def reduce_sums(self, block: int, finish: FinishPieces) -> None:
-        """Add up the sums of all ranks, let each piece be finished once, and leave it in ``grad``.
+        """Add up the sums of all ranks, finish each piece once, and store the result in ``grad``.
 
         Args:
             block: Number of elements in a block of a flattened parameter; no piece crosses a block
                 boundary.
-            finish: Receives each piece once, on one rank, several pieces per call.
+            finish: Function that finishes pieces in place. It receives each piece exactly once, on
+                one rank, and several pieces per call.
         """
 
 
@@ -165,7 +166,7 @@ def _finish_turn(
     *,
     shared: bool,
 ) -> None:
-    """Send each owner its segments, finish this rank's, and share the sums if ``shared``."""
+    """Send each owner its segments, finish those of this rank, and share the sums if ``shared``."""
     longest = max(sum(len(stretches[place]) for place in places) for places in turn)
     if not longest:
         return
@@ -206,7 +207,7 @@ DONE = -1
 """The request of a rank that needs nothing more."""
 
 Sender = Callable[[], Tensor]
-"""Function that returns this rank's data for every rank that requests it, 1-D, equally long on all
+"""Function that returns the data that this rank sends on request: a 1-D tensor, equally long on all
 ranks."""
 
 Receiver = Callable[[Sequence[Tensor]], None]
@@ -226,10 +227,10 @@ class Rounds:
     def __init__(
         self, ranks: Ranks, group: dist.ProcessGroup, words: dist.ProcessGroup, device: torch.device
     ) -> None:
-        """Join the ranks of two process groups with the same ranks.
+        """Store the two process groups through which the ranks communicate; both have all of them.
 
         Args:
-            ranks: All ranks of the run, which count the traffic.
+            ranks: All ranks of the run; this object counts the traffic.
             group: Process group for weights and sums.
             words: Process group for requests, in CPU memory.
             device: The device that the ranks compute on.
@@ -241,10 +242,10 @@ class Rounds:
         self._like = torch.empty(0, device=device)
 
     def offer(self, sender: Sender) -> int:
-        """Return the number with which every rank may request what all of them send.
+        """Register data that this rank sends on request; return the number of the offer.
 
-        The number is the same on each rank, because all ranks make the same offers in the same
-        order.
+        Any rank requests the data of all ranks with this number. The number is the same on each
+        rank, because all ranks make the same offers in the same order.
         """
         self._senders.append(sender)
         return len(self._senders) - 1
@@ -260,7 +261,7 @@ class Rounds:
         self._carry_out(self._heard(number), number, output, values)
 
     def accept(self, length: int, receiver: Receiver) -> int:
-        """Return the number with which every rank may push to all ranks; see ``offer``.
+        """Register a receiver of data that ranks push; return the number for ``push``.
 
         Args:
             length: Number of float32 elements that each other rank sends to this rank.
@@ -275,9 +276,10 @@ class Rounds:
 
     @contextmanager
     def serving_other_ranks(self) -> Iterator[None]:
-        """Let each rank run the model any number of times; end when all ranks have reached the end.
+        """Let each rank run the model any number of times; at the end, serve ranks that still run.
 
-        An interrupted rank leaves immediately, because it may be in the middle of a round.
+        The block ends on all ranks together. An interrupted rank leaves immediately, because it may
+        be in the middle of a round.
 
         Raises:
             RankLost: A rank has ended, or failed during a round while the others wait for it. The
@@ -312,7 +314,7 @@ class Rounds:
         output: Tensor | None,
         outgoing: Tensor | Sequence[Tensor] | None,
     ) -> None:
-        """Transfer what each rank requests, the lowest number first.
+        """Transfer the data that ranks request, in ascending order of the request numbers.
 
         Args:
             wishes: Requests of all ranks, in the order of ranks.
@@ -460,7 +462,7 @@ class PushedSums:
         self._held.clear()
 
     def taken(self, name: str) -> Tensor:
-        """Return this rank's shard of a sum, flat and in float64, and drop it."""
+        """Return this rank's shard of a sum, flat and in float64, and drop this sum."""
         held = self._held.pop(name, None)
         return self._zeros(name) if held is None else held
 
@@ -479,11 +481,11 @@ class WholeShardedSums:
     """Sums that each rank keeps whole, in ``grad`` of the unsharded parameters."""
 
     def __init__(self, unsharded: Mapping[str, nn.Parameter], cuts: Mapping[str, Cut]) -> None:
-        """Store all parameters of the model."""
+        """Store the unsharded parameters of the model, and how they are sharded."""
         self._unsharded, self._cuts = unsharded, cuts
 
     def taken(self, name: str) -> Tensor:
-        """Return this rank's own sum of a whole parameter, flat, and drop it."""
+        """Return this rank's own sum of a whole parameter, flat, and drop this sum."""
         parameter = self._unsharded[name]
         held, parameter.grad = parameter.grad, None
         if held is None:
@@ -495,10 +497,10 @@ class WholeShardedSums:
 def stretches_of(
     cuts: Mapping[str, Cut], places: Mapping[str, int], shard: int, rows: int, block: int
 ) -> list[list[_PieceSpan]]:
-    """Return the pieces of a shard of all parameters that the rank of each row finishes.
+    """Return, for each row of ranks, the pieces of one shard that the rank in this row finishes.
 
-    Each row holds the whole model. The ranks with the same shard therefore divide its pieces among
-    themselves.
+    Each row of ranks holds the whole model, so one rank per row has this shard. These ranks divide
+    the pieces of the shard among themselves.
     """
     spans = [(name, *cut.stretch(shard)) for name, cut in cuts.items()]
     total = sum(end - start for _, start, end in spans)
@@ -599,7 +601,7 @@ def finish_pushed(
 
 
 def _exchange(parts: Mapping[str, Tensor], twins: Ranks) -> None:
-    """Give each rank with this shard the parts of the shard that the other ranks have finished."""
+    """Exchange the finished parts of a shard, so that each rank with this shard has all of them."""
     flat = torch.cat(list(parts.values()))
     length = -(-len(flat) // twins.size)
     padded = flat.new_zeros(length)

@@ -186,8 +186,8 @@ class Ranks:
     ) -> Result:
         """Call a function on rank 0, like ``on_rank_0``, and return its result on every rank.
 
-        The result is sent as JSON. With several ranks, each rank receives the value that JSON
-        represents.
+        The result is sent as JSON. With several ranks, every rank returns the value that is decoded
+        from this JSON, for example a list instead of a tuple.
         """
         result: Any = self.on_rank_0(work, *args, **kwargs)
         if self.size > 1:

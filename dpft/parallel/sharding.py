@@ -1,4 +1,4 @@
-"""Decisions about sharding a model: its blocks, and the rows of each parameter on this rank.
+"""Helpers for sharded models: which blocks are sharded, and which rows a rank has of a parameter.
 
 ``local``, ``whole`` and related functions read a tensor that may be sharded. ``repeated_blocks``
 finds the consecutive layers of one class that are sharded as blocks. ``fill`` gives shards their

@@ -53,8 +53,8 @@ class ShardedModel:
 
     Guarantees:
         A parameter's shard is a range of consecutive rows. Shard k begins at row ``k * ceil(rows /
-        shards)``. The tensor that has a parameter's name while its group is gathered is the same
-        object each time (``unsharded``).
+        shards)``. Whenever a parameter's group is gathered, the parameter's name refers to the same
+        tensor object (``unsharded``).
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ShardedModel:
         offload: bool = False,
         read: ReadRows | None = None,
     ) -> None:
-        """Shard a model in place that is whole in the memory of this process.
+        """Shard a model in place; until now, this process holds the whole model.
 
         Args:
             model: A model that ``check_can_be_sharded`` accepts, the same on each rank; trainable
@@ -98,7 +98,7 @@ class ShardedModel:
         self._groups = [m for m in model.modules() if isinstance(m, FSDPModule)]
         for group in self._groups:
             group.set_requires_gradient_sync(False, recurse=False)
-            group.set_modules_to_backward_prefetch([group])  # Itself: gather no second block.
+            group.set_modules_to_backward_prefetch([group])  # Prefetches no other block.
             if self.grid.shard_size > 1:
                 group.set_custom_all_gather(_Gathering(group, self.rounds))
         # Gather the root's parameters before any module that may use them runs. This is usually the
@@ -108,8 +108,8 @@ class ShardedModel:
             if module not in inside:
                 module.register_forward_pre_hook(self._gather_root, prepend=True)
         self.unsharded = self._unsharded()
-        """The tensor that has each parameter's name while its group is gathered, in the model's
-        order."""
+        """For each parameter name, in the model's order, the whole tensor that the model uses while
+        the parameter's group is gathered."""
         cuts = {n: Cut(tuple(p.shape), grid.shard_size) for n, p in model.named_parameters()}
         self._cuts, self._shard = cuts, grid.place[1]
         self.sharding = sharding(
@@ -142,7 +142,7 @@ class ShardedModel:
         return values
 
     def take_gradients(self) -> None:
-        """Take the gradients of an ordinary backward pass, if sums are kept in shards."""
+        """Move the gradients of an ordinary backward pass to the shards' sums, if there are any."""
         if self._pushed is None:
             return
         for name, parameter in self.unsharded.items():

@@ -9,10 +9,10 @@ Every draw has an address, which becomes the 96-bit nonce of the cipher. The 32-
 8439 starts at 0 for each address. Two addresses therefore share no keystream. A draw depends only
 on its key and address, in any order and with any number of processes.
 
-Keys have 256 bits from the operating system, one key per purpose, and they age with the steps. The
-key of the next step is a one-way function of the key of this step, which is forgotten at the end of
-the step. A copy of a checkpoint or of the memory of a running process therefore reveals nothing
-about the noise of earlier steps. Their keys cannot be computed from the remaining keys.
+Keys have 256 bits from the operating system. There is one key per purpose, and it changes with each
+step: the key of the next step is a one-way function of the key of this step, which is forgotten at
+the end of the step. A copy of a checkpoint or of the memory of a running process therefore reveals
+nothing about the noise of earlier steps, whose keys cannot be computed from the remaining keys.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _COUNTER = bytes(4)
 
 
 class Purpose(IntEnum):
-    """Purpose for which keystream is drawn, a part of every address."""
+    """Purpose of a draw, which is a part of its address."""
 
     NOISE = 1
     REFINEMENT = 2
@@ -136,7 +136,7 @@ class AgingKey:
             raise ValueError(f"a key must have {KEY_BYTES} bytes, got {len(key)}.")
         self._key, self._step = key, step
         self._latest = (step, key)
-        """The last key returned, so that the draws of one step do not derive it repeatedly."""
+        """The key that was returned last, kept so that the draws of a step derive it only once."""
 
     @property
     def step(self) -> int:

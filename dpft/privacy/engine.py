@@ -1,12 +1,12 @@
 """The private engine: sampling, clipping, noise and ledger of each DP-SGD step.
 
-Read this file to audit a run. Each step is a Poisson draw at the plan's sample rate, and the sum of
-per-example gradients, each clipped to the sensitivity of the phase. Gaussian noise of
-noise_multiplier times this sensitivity is added once. A ledger line is written to disk, and the
-noisy sum is divided by the public expected batch size. Only then may the caller change a weight.
-Everything after is post-processing (Abadi et al. 2016, Algorithm 1). The mechanism (``mechanisms``)
-decides how the draws and the noise of different steps depend on each other. ``phased_clipper``
-provides one clipper per phase of the plan.
+Read this file to audit a run. In each step, a batch is drawn by Poisson sampling at the plan's
+sample rate. The per-example gradients are clipped to the sensitivity of the phase and added up.
+Gaussian noise with a standard deviation of noise_multiplier times this sensitivity is added once. A
+ledger line is written to disk, and the noisy sum is divided by the public expected batch size. Only
+then may the caller change a weight. Everything after this is post-processing (Abadi et al. 2016,
+Algorithm 1). The mechanism (``mechanisms``) decides how the draws and the noise of different steps
+depend on each other. ``phased_clipper`` provides one clipper per phase of the plan.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -67,8 +67,8 @@ class PrivacyEngine:
         """Bind a model to a plan.
 
         Args:
-            model: Parameters that require grad now are trained in the phase of the next step. Those
-                that require grad at the first ``draw`` of a later phase are trained in that phase.
+            model: The model. In the phase of the next step, the parameters that require grad now
+                are trained. In a later phase, those that require grad at its first ``draw``.
             losses_of: Computes the losses of each micro-batch.
             plan: Plan with the mechanism that was accounted for.
             ledger: Log in which steps are recorded.
@@ -77,10 +77,11 @@ class PrivacyEngine:
             last_step: Step of the plan at which to end; None: the last step of the plan.
             stream: Number of steps in the ledger when this stream of noise began.
             history: ``noise_history`` of ``state`` after ``steps_taken`` steps; None: a new stream.
-            options: How to clip; norm and style are replaced by those of the plan. None: the
-                defaults.
+            options: Options of the clipper; norm and style are replaced by those of the plan. None:
+                the defaults.
             choices: Results of the self-check of each phase.
-            moved: Frozen parameters that still change, as a function of noisy sums.
+            moved: Names of parameters that are frozen but still updated, as a function of noisy
+                sums only.
             frozen: Released state that no step changes; None on all ranks except the first.
             ranks: Processes of the run; each adds up its share of the first rank's draw.
             shards: ``model`` with its shards, if each rank has only one shard of it.
@@ -191,11 +192,11 @@ class PrivacyEngine:
         return None if meter is None else meter.mean(noise_std, divisor)
 
     def begin(self) -> None:
-        """Write the plan into the ledger if it is missing, because checkpoints must be complete."""
+        """Write the plan into the ledger if it is missing; call this after the first checkpoint."""
         self._ledger.begin()
 
     def check(self) -> None:
-        """Raise a RunError if released state that no step should change has changed."""
+        """Raise a RunError if a released value has changed that no step may change."""
         if self._frozen is not None:
             self._frozen.check()
 
@@ -208,5 +209,5 @@ class PrivacyEngine:
 
     @property
     def non_finite(self) -> int:
-        """Examples skipped so far because their loss or gradient was not finite; private."""
+        """Number of examples skipped so far because of a non-finite loss or gradient; private."""
         return self._clipper.non_finite

@@ -25,5 +25,5 @@ class EngineState:
     generators: Mapping[str, Any]
     """Keys, or the states of generators, ready for JSON."""
     noise_history: Mapping[str, Tensor] | None = None
-    """This rank's part of the noise that later noise is correlated with. None: the noise is
-    independent."""
+    """This rank's part of the earlier noise with which later noise is correlated. None if the noise
+    of different steps is independent."""

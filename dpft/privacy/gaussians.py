@@ -1,11 +1,11 @@
 """Standard Gaussian numbers in float64 from secret bits (Box and Muller 1958).
 
 Two numbers k of 53 bits give two Gaussians. Each k becomes ``u = (k + 1/2) 2^-53``. In float64, the
-half is rounded to even for k of at least 2^52, so that u near 1 is a multiple of 2^-52. The
-Gaussians are ``sqrt(-2 ln u)`` times the cosine and the sine of ``2 pi u'``. Without further bits,
-radii would end at 8.65 standard deviations, and the largest radii would form a coarse lattice. If k
-is below 2^32, further words therefore extend u until 32 of its bits are significant. Radii then
-reach beyond ``REACH``.
+sum is rounded to even for k of at least 2^52, so that u near 1 is a multiple of 2^-52. The
+Gaussians are ``sqrt(-2 ln u)`` (the radius) times the cosine and the sine of ``2 pi u'``. Without
+further bits, radii would end at 8.65 standard deviations, and the largest radii would be far apart.
+If k is below 2^32, further words therefore extend u until 32 of its bits are significant. Radii
+then reach beyond ``REACH``.
 
 An accelerator draws its bits itself (``keystream_words``), because copying them from the CPU would
 cost more than drawing them. The function computes ChaCha20 (RFC 8439, section 2.3) with torch's
@@ -31,10 +31,10 @@ from dpft.privacy.cipher import Address
 logger = logging.getLogger(__name__)
 
 REACH = 18.8
-"""Number of standard deviations up to which the tails are those of a Gaussian. Beyond this, some
-outcomes of a neighboring data set are impossible, and the plan does not allow a guarantee to depend
-on them. u extends to 2^-310, so radii end at 20.7. Below 2^-277 (19.6), u has fewer than 32
-significant bits."""
+"""Number of standard deviations up to which the tails are those of a Gaussian. Beyond this, an
+outcome may be possible for only one of two neighboring data sets, so no plan may rely on such
+outcomes (``plan_building``). u extends to 2^-310, so radii end at 20.7. Below 2^-277 (19.6), u has
+fewer than 32 significant bits."""
 WORD_BYTES = 8
 REFINING_WORDS = 4
 """Number of 64-bit words by which a uniform near 0 may be extended."""
@@ -43,7 +43,7 @@ _SIGNIFICANT = 2**32
 Words = Callable[[int], bytearray]
 """Function that returns the given number of words of 64 secret bits."""
 Extensions = Callable[[Sequence[int]], bytearray]
-"""Function that returns ``REFINING_WORDS`` words for the uniform at each place."""
+"""Function that returns ``REFINING_WORDS`` further words for the uniform at each given place."""
 
 
 class BoxMuller:
@@ -113,7 +113,7 @@ class BoxMuller:
 def _refine(logarithms: Tensor, numbers: Tensor, extended: Extensions) -> None:
     """Replace the logarithms of uniforms too close to 0 to have 32 significant bits.
 
-    This waits for an accelerator once, and a second time if there are such uniforms.
+    The host waits for an accelerator once, and a second time if there are such uniforms.
     """
     few = (numbers < _SIGNIFICANT).nonzero()[:, 0]
     if not len(few):

@@ -102,7 +102,7 @@ class Anchor:
     Attributes:
         lines: Number of complete lines at that time.
         head: Hash of the last of these lines.
-        by: The file that recorded them, for messages.
+        by: Name of the file that recorded them, for messages.
         before_first_line: Whether no step had been taken. The checkpoint of step 0 contains the
             head of the first line, although this line is written only with the first step.
     """
@@ -152,8 +152,8 @@ def knows_the_end(folder: Path) -> bool:
 def read_journal(path: Path) -> dict[int, dict[str, Any]]:
     """Return the last entry of each step, by step number; empty if there is no such file.
 
-    An incomplete line, which no ledger line followed, is skipped; its step follows. A step occurs
-    twice if a crash came between its entry and its ledger line.
+    An incomplete line is skipped: no ledger line followed it, so its step is recorded again. A step
+    occurs twice if a crash occurred between its entry and its ledger line.
 
     Raises:
         StateError: A step is missing or out of order, a complete line does not describe a step, or
@@ -343,14 +343,14 @@ class JournaledLedger:
         self.position += 1
 
     def count_abandoned_step(self, mechanism: GaussianStep) -> None:
-        """Record the step that a crash kept out of the ledger as a step that was taken.
+        """Record in the ledger a step that, because of a crash, is only in the replay log.
 
-        This step is never repeated. The following steps have new noise and count separately. dpft
-        cannot distinguish a crash from a ledger whose last line was cut, so the step counts.
+        dpft cannot distinguish a crash from a ledger whose last line was cut, so the step counts as
+        taken. It is never repeated. The following steps have new noise and count separately.
 
         Args:
-            mechanism: Ledger entry of the step, in a separate stream if the journal does not
-                contain the stream.
+            mechanism: Ledger entry of the step. It has a separate stream of noise if the replay log
+                does not contain the stream of the step.
         """
         step = self.ledger.steps + 1
         if step not in self._expected:

@@ -11,8 +11,9 @@ reveals accidental edits, but not lines that were cut from the end. Module ``jou
 the folder of a run, detects these. The owner of the file can rewrite all of it, so publish the last
 hash (the head) elsewhere.
 
-``steps_taken`` returns the privacy spent: noisy steps as mechanisms that an accountant can compose.
-Sensitivities and clipping do not matter for it, because the noise is a multiple of the sensitivity.
+``steps_taken`` returns the noisy steps in a form that an accountant can compose, which determines
+the privacy spent. Sensitivities and clipping are not needed, because the noise is a multiple of the
+sensitivity.
 """
 
 import hashlib
@@ -152,7 +153,7 @@ class LedgerRecord:
     head: str
     """Hash of the last complete line."""
     heads: tuple[str, ...] = (GENESIS,)
-    """Head after each number of lines, beginning with no lines."""
+    """Head (hash of the last line) after 0, 1, 2, … lines."""
     run_id: str | None = None
     """Run id in the first line; None if no line is complete."""
     plan: Plan | None = None
@@ -160,8 +161,8 @@ class LedgerRecord:
     released: str | None = None
     """Digest of the released files in the closing line; None if it contains none."""
     torn_at: int | None = None
-    """Byte at which an incomplete last line begins, which an interrupted run was writing; or
-    None."""
+    """Byte at which an incomplete last line begins, left by an interrupted run; None if the last
+    line is complete."""
     torn_step: bool = False
     """Whether the incomplete line may be a step. The step then counts as taken."""
     journaled_step: bool = False
@@ -169,7 +170,7 @@ class LedgerRecord:
 
     @property
     def counted_steps(self) -> int:
-        """Noisy steps to account for: those taken, and one that is incomplete or only journaled."""
+        """Number of noisy steps to account for, including an incomplete or only journaled step."""
         return self.steps + (self.torn_step or self.journaled_step)
 
     @property
@@ -445,7 +446,7 @@ def _step_or_closing(line: str, place: str) -> StepLine | ClosingLine:
 
 
 def _is_of_plan(mechanism: Step, allowed: Sequence[Step], before: Sequence[Any]) -> bool:
-    """Return whether a step's mechanism is that of the plan and its stream is allowed here."""
+    """Return whether a step has the plan's mechanism, and a stream that may follow ``before``."""
     planned = allowed[0]
     if not isinstance(planned, GaussianStep) or planned.stream is None:
         return mechanism in allowed
@@ -459,7 +460,7 @@ def _is_of_plan(mechanism: Step, allowed: Sequence[Step], before: Sequence[Any])
 
 
 def _first_of(line: str, path: Path) -> FirstLine:
-    """Return the first line after checking its version and that dpft wrote its text."""
+    """Return the first line after checking its version, and that its text is as dpft writes it."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):  # ValueError also covers integers with too many digits.
@@ -491,8 +492,9 @@ def _first_of(line: str, path: Path) -> FirstLine:
 def check_ledger(record: LedgerRecord, plan: PrivacyPlan) -> None:
     """Reject a ledger that does not belong to a finished run of ``plan``.
 
-    Steps that were repeated with new noise after a crash make the ledger longer than the plan. The
-    ledger can also be shorter, if an interrupted stream cost more steps than it took.
+    The ledger can have more steps than the plan, if steps were repeated with new noise after a
+    crash. It can also have fewer steps, if an interrupted stream of correlated noise is accounted
+    with more steps than it took.
     """
     if record.plan != plan:
         raise StateError(
@@ -536,9 +538,9 @@ def steps_taken(
     For DP-SGD this is the number of steps with this noise. For other mechanisms it is the number
     that ``Mechanism.compositions`` returns.
 
-    A step with an incomplete line, or only in the journal, counts. Its numbers are not known. It
-    gets the least noise, the largest sample rate and the largest threshold delta of the complete
-    lines, and a separate stream. No step of the run can have cost more.
+    A step whose line is incomplete, or that is only in the replay log, also counts. Its numbers are
+    not known, so it gets the least noise, the largest sample rate and the largest threshold delta
+    of the complete lines, and a separate stream. No step of the run can have cost more.
 
     Args:
         record: Content of the ledger.

@@ -7,10 +7,11 @@ order.
 
 Noise is drawn and added in float64. The sum is then rounded once to a fixed grid, before any other
 operation. The spacing of the grid is a power of two between 2^-21 and 2^-20 of the noise's standard
-deviation. Without the grid, floating point would reveal the sum (Mironov 2012). A float32 result
-within 2^-30 standard deviations of zero reveals the float64 noise itself. So does a result in the
-tails, where there are few radii. On the grid, very many noise values lead to a given result, both
-from a sum and from its neighbors. This holds as far as the tails extend.
+deviation. Without the grid, floating point would reveal the sum (Mironov 2012): a float32 result
+within 2^-30 standard deviations of zero reveals the float64 noise itself. A result in the tails
+does the same, because few radii are possible there. On the grid, very many noise values lead to a
+given result, both for the sum and for the sum of a neighboring data set. This holds as far as the
+tails extend.
 
 A small part of Mironov's attack remains. The noise is one of finitely many float64 numbers, so the
 probability of an outcome is not exactly that of the Gaussian. A cell of the grid contains all noise
@@ -120,17 +121,17 @@ NOISE_SOURCE = (
     " sum, to a grid of 2^-21 to 2^-20 of their standard deviation"
 )
 BLOCK = 2**20
-"""Numbers of a parameter that share an address; even."""
+"""Number of elements of a parameter whose noise has the same keystream address; an even number."""
 Correlate = Callable[[Piece, int, Tensor], Tensor]
-"""Function that turns fresh Gaussians into a step's noise, in place. Its arguments are their piece,
-their place in the block of this piece, and the Gaussians."""
+"""Function that turns fresh Gaussians into a step's noise, in place. Its arguments are the piece,
+the position of the first of these Gaussians in the block of the piece, and the Gaussians."""
 
 
 class NoiseStream:
-    """Secret source of a run's noise: a key that ages with the steps, and a device."""
+    """Secret source of a run's noise: a key that changes with each step, and a device."""
 
     def __init__(self, device: torch.device, key: AgingKey) -> None:
-        """Draw on ``device`` from ``key``, which ages with the steps."""
+        """Draw on ``device`` from ``key``, which changes with each step."""
         self.device, self.key = device, key
 
 
@@ -154,8 +155,9 @@ class BlockNoise:
         next call.
 
         Args:
-            blocks: Parameter, number and length of each block, at most ``BLOCK`` numbers, the same
-                at every draw. If the length is odd, the last number is one too many.
+            blocks: The parameter, the number and the length of each block, which has at most
+                ``BLOCK`` numbers. A block must have the same length at every draw. If this length
+                is odd, one number more is drawn, at the end.
         """
         if not self.draws_at_once:
             for piece in blocks:
@@ -328,7 +330,7 @@ def grid(noise_std: float) -> float:
 
 
 def _add(waiting: Iterable[tuple[Tensor, Tensor]], noise_std: float, spacing: float) -> None:
-    """Add to each sum its Gaussians times ``noise_std``, and round; overwrite the Gaussians."""
+    """Add Gaussians times ``noise_std`` to each sum and round it; overwrite the Gaussians."""
     for target, gaussians in waiting:
         target.copy_(_on_grid(gaussians.mul_(noise_std).add_(target.to(gaussians.device)), spacing))
 
@@ -373,7 +375,10 @@ def _flat_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[list[tuple[i
 def _overlaps(
     total: Tensor, offset: int, halves: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield each overlap of a segment with the halves: its sum, its noise, and its place there."""
+    """Yield the part of a segment's sum that overlaps each half, its noise, and its position.
+
+    ``offset`` and the yielded position are those in the block that the halves form.
+    """
     start = 0
     for half in halves:
         first, last = max(start, offset), min(start + len(half), offset + len(total))
@@ -388,7 +393,7 @@ class CorrelatedNoise:
     Guarantees:
         Let x be the noise divided by ``noise_std``. Then ``c_0 x_t + ... + c_(b-1) x_(t-b+1)`` are
         the independent standard Gaussians of ``NoiseStream``, over all steps since the stream
-        began. Numbers that got no noise in a step begin a new history. Their earlier noise is no
+        began. Parameters that got no noise in a step begin a new history. Their earlier noise is no
         longer that of the steps directly before, and using it would treat two steps as closer than
         they are.
     """
@@ -441,7 +446,7 @@ class CorrelatedNoise:
         self._met.add(name)
         earlier = self._earlier.setdefault(name, deque(maxlen=most))
         for coefficient, x in zip(self._others, earlier, strict=False):
-            # two roundings, never a fused multiply-add, whose use would depend on a number's place
+            # Two roundings: whether a fused multiply-add is used could depend on the position.
             fresh.sub_(x * coefficient)
         fresh.div_(self._first)
         if most:

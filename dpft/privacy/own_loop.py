@@ -1,11 +1,11 @@
 """Poisson batches and Gaussian noise for users who write their own training loop.
 
-``dpft train`` does all of this. A custom loop, for example for a model that is not a language
-model, needs four parts that share three numbers. Batches must be drawn as the accountant assumes.
-Gradients must be clipped (``dpft.privacy.clipping.PerExampleClipper``). The standard deviation of
-the noise must be given in units of the clipping norm, and epsilon computed (``dpft.account``). This
-module contains the batches and the noise. Both are the implementations that ``dpft train`` uses,
-with keys from the operating system.
+A private training loop has four parts that must agree in three numbers. It draws batches as the
+accountant assumes, clips gradients (``dpft.privacy.clipping.PerExampleClipper``), adds noise with a
+standard deviation in units of the clipping norm, and computes epsilon (``dpft.account``).
+``dpft train`` does all of this. For a custom loop, for example for a model that is not a language
+model, this module provides the batches and the noise. Both use the implementations of
+``dpft train``, with keys from the operating system.
 
 >>> import torch
 >>> batches = PoissonBatches(num_examples=1000, expected_batch_size=100, steps=3)
@@ -33,7 +33,7 @@ class PoissonBatches:
     """Logical batches of a run; each example joins each batch with the same probability.
 
     Guarantees:
-        Batches are drawn as ``dpft.account`` assumes for the same three numbers. An empty batch is
+        Batches are drawn as ``dpft.account`` assumes for the same arguments. An empty batch is
         possible and still counts as a step. The size and the members of a batch are secret.
     """
 

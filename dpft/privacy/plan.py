@@ -29,7 +29,7 @@ Clipping = Literal["flat", "automatic", "automatic_v", "per_layer"]
 NEIGHBORING_RELATION: Relation = "add_or_remove_one"
 SAMPLER: Literal["poisson"] = "poisson"
 NO_SAMPLING: Literal["none"] = "none"
-"""Name of the sampler in which every unit takes part, as in a histogram."""
+"""Name of the sampler for a step in which every unit takes part, such as a histogram."""
 EXAMPLE = "example"
 """Privacy unit if each record is a unit."""
 CHUNK = "chunk"
@@ -225,7 +225,7 @@ class PrivacyPlan(ClippingPlan, WhomItProtects):
         return cost >= planned
 
     def as_independent(self) -> SampledGaussian:
-        """Return steps of independent noise that leave as much noise in the last weights."""
+        """Return the mechanism of independent noise with the same noise in the final weights."""
         factor = self.mechanism.last_noise([1.0] * self.steps)
         return SampledGaussian(
             noise_multiplier=self.noise_multiplier * factor,

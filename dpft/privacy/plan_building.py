@@ -89,8 +89,8 @@ def make_plan(
             cost.
         mechanism: Configuration of the mechanism, which relates the draws and the noise of
             different steps.
-        weights: Returns the share of each step's gradient in the last weights, by schedule and
-            momentum.
+        weights: Function that returns the factor with which each step's gradient enters the final
+            weights; see ``Numbers.weights``.
 
     Raises:
         InputError: The mechanism does not fit the run, delta is too large, or no noise multiplier
@@ -151,7 +151,7 @@ def make_plan(
 
 
 def _check_headroom(expected_batch_size: int) -> None:
-    """Reject a batch whose sum could change by over half of the clipping norm due to rounding."""
+    """Reject a batch so large that rounding could change its sum by half of the clipping norm."""
     headroom = rounding_headroom(expected_batch_size)
     if headroom > MOST_HEADROOM:
         raise InputError(

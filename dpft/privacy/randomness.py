@@ -1,13 +1,13 @@
 """The secret random streams of a run: noise, sampling, dropout and views of records.
 
-The streams share only the current step. Each stream has its own key, which ages with the steps.
+The streams share only the current step. Each stream has its own key, which changes with each step.
 Keys come from the operating system. A test seed makes all keys predictable, and the run then counts
 as not private.
 
-Dropout needs no accounting only if its masks are independent and secret. The masks of a batch shift
-when a record joins it. An attacker who knew the masks could therefore see far more than the change
-of one record's gradient (docs/dev/design.md, rule 4). torch's CPU generator, MT19937, is linear:
-20,000 of its bits determine all others, and a step draws millions.
+Dropout needs no accounting only if its masks are independent and secret. If a record joins a batch,
+the masks of other records change. An attacker who knew the masks could therefore see far more than
+the change of one record's gradient (docs/dev/design.md, rule 4). torch's CPU generator, MT19937, is
+linear: 20,000 of its bits determine all others, and a step draws millions.
 
 Masks therefore come from ChaCha20, with a separate key for each step. The place in the keystream at
 which a mask begins is a number from torch's generator. Code that restores the state of this
@@ -52,7 +52,7 @@ class DropoutStream:
     """Secret source of a run's dropout masks."""
 
     def __init__(self, device: torch.device, key: AgingKey, *, rank: int = 0) -> None:
-        """Draw from ``key``, which ages with the steps, for the model of a rank on ``device``."""
+        """Draw from ``key``, which changes with each step, for a rank's model on ``device``."""
         self.device, self._key, self._rank = device, key, rank
         self._step = key.step
         self._torch_dropout = F.dropout
@@ -60,8 +60,8 @@ class DropoutStream:
     def begin_step(self, step: int) -> None:
         """Switch to the masks of ``step`` and set new keys for torch's default generators.
 
-        The generators of each rank have a separate key, so masks begin at different places on each
-        rank.
+        The generators of each rank have a separate key, so the masks of different ranks come from
+        different places in the keystream.
         """
         self._step = step
         address = Address(Purpose.GENERATOR, step, self._rank)
@@ -137,7 +137,7 @@ class ViewStream:
     """Random bytes for each record at each step, from ChaCha20."""
 
     def __init__(self, key: AgingKey) -> None:
-        """Draw from ``key``, which ages with the steps."""
+        """Draw from ``key``, which changes with each step."""
         self._key = key
 
     def bits(self, step: int, record: int, size: int) -> bytes:
@@ -201,7 +201,7 @@ class Randomness:
     def state(self, step: int) -> dict[str, Any]:
         """Return the keys of a step as JSON values, for ``restore_randomness``; secret.
 
-        They do not allow computing the keys of an earlier step.
+        The keys of earlier steps cannot be computed from them.
         """
         return {
             "step": step,

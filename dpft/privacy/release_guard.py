@@ -119,7 +119,7 @@ def state_unchanged(model: nn.Module) -> Iterator[None]:
 
 
 class HeldState:
-    """Version counters of tensors, which show whether a micro-batch or a step wrote to one."""
+    """Version counters of tensors, which show whether a micro-batch or a step wrote to a tensor."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         """Begin with the tensors of a state dict, or of a subset, made with ``keep_vars=True``."""

@@ -3,13 +3,14 @@
 Each unit joins with the same probability, independently of all others. Units are drawn block by
 block. The number of units of a block that join is binomial, and all subsets of this size are
 equally likely. A block contains about one drawn unit, so the cost of a draw depends only on the
-number of units drawn. One random number for each unit would be five thousand million numbers for
-C4.
+number of units drawn. With one random number per unit, a draw from C4 would need five billion
+random numbers.
 
 The count of a block is a binomial number, computed by inversion from 128 random bits. A uniform
 number of 53 bits is too coarse for a small sample rate: at a rate of 1e-7, its steps are 1e-9 of
-the rate. Because a block is so large that one draw is expected in it, the probabilities of the
-counts are of ordinary size. 128 bits are far finer than anything that an accountant resolves.
+the rate. Blocks are so large that about one unit is drawn from each, so no likely count has a tiny
+probability. The resolution of 128 bits is far finer than any difference that an accountant can
+compute.
 """
 
 from collections.abc import Iterator
@@ -43,8 +44,8 @@ def block_size(rate: float) -> int:
 def thresholds(size: int, rate: float) -> tuple[int, ...]:
     """Return 2^128 times the binomial distribution function at 0, 1, 2, …, rounded down.
 
-    The count of a uniform number below 2^128 is the number of thresholds that it reaches. Counts
-    beyond the last threshold have a probability below 2^-128.
+    A uniform number below 2^128 is converted to a count: the number of thresholds that it reaches.
+    Counts beyond the last threshold have a probability below 2^-128.
 
     Args:
         size: Number of units in a block.
@@ -97,8 +98,8 @@ class BinomialBlocks:
 
 
 SAMPLING_SOURCE = "ChaCha20, binomial blocks of 128 bits"
-"""How draws follow from their keys. Runs with different sources cannot repeat each other's
-steps."""
+"""Name of the algorithm that derives draws from keys. A run cannot repeat steps of a run with
+another algorithm."""
 CHUNK = 2**20
 """Number of blocks that share an address."""
 GROUPED = 2**16
@@ -110,7 +111,7 @@ class SamplingStream:
     """Uniform 64-bit words from a secret key, for any step."""
 
     def __init__(self, key: AgingKey) -> None:
-        """Draw from ``key``, which ages with the steps."""
+        """Draw from ``key``, which changes with each step."""
         self._key = key
 
     def words(self, count: int, *, step: int, part: int = 0, chunk: int = 0) -> NDArray[np.uint64]:
@@ -172,10 +173,10 @@ class PoissonSampler:
     def _subsets(
         self, counts: NDArray[np.int64], *, step: int, chunk: int
     ) -> Iterator[NDArray[np.int64]]:
-        """Yield the places that join; all places of a block are yielded at once.
+        """Yield the places of the units that join; all places of a block are yielded at once.
 
-        The places of a block are drawn with replacement, and drawn again as long as two of them are
-        equal. Every subset of this size is therefore equally likely.
+        The places of a block are drawn with replacement, and all of them are drawn again as long as
+        two are equal. Every subset of this size is therefore equally likely.
         """
         waiting, part = np.flatnonzero(counts), 0
         while waiting.size:

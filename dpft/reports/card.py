@@ -35,7 +35,7 @@ PIPELINES = {
     CLASSIFIER: "text-classification",
     IMAGE_CLASSIFIER: "image-classification",
 }
-"""The Hub's task of a model by its kind of head."""
+"""Name of the Hub's task for each kind of head."""
 
 
 class ExportedModel(StrictModel):
@@ -219,7 +219,7 @@ def _label_word_lines(task: ClassificationTask, model: ExportedModel) -> list[st
 
 
 def _prompt(task: Task) -> str:
-    """Return a prompt of the task's form: its template, or one that no record contains.
+    """Return an example prompt: the task's template, or a prompt of placeholder words.
 
     A task that trains on whole texts has no prompt, so the model continues any text.
     """

@@ -43,7 +43,7 @@ BEFORE = "before."
 def frame_of(
     runs: Sequence[tuple[RunRecord, Mapping[str, Any]]], *, over: Sequence[str] = ()
 ) -> "tuple[pd.DataFrame, list[str], list[str]]":
-    """Return the frame, the keys that separate its settings, and the names of its scores.
+    """Return the frame, the keys in which its settings differ, and the names of its scores.
 
     A score is named after its metric, and after its split, too, if there are several splits.
 
@@ -99,10 +99,11 @@ def frame_of(
 
 
 def _differing_keys(configs: "pd.DataFrame") -> list[str]:
-    """Return the keys in which settings differ, the names of sections first.
+    """Return the keys in which settings differ, ``SECTION.name`` keys first.
 
-    If the name of a section differs (method, model, privacy), its other keys count only if they
-    differ under one name, because every method has its own.
+    Suppose that the ``name`` of a section differs between runs (method, model, privacy). Then
+    another key of the section counts only if it differs between runs with the same name, because
+    each method has keys of its own.
     """
 
     def differs(key: str) -> bool:
@@ -249,7 +250,9 @@ def render(
 
 
 def plot(frame: "pd.DataFrame", keys: list[str], metrics: Sequence[str], path: Path) -> None:
-    """Draw each metric over the first numeric key, or as bars, one series per value of the others.
+    """Draw each metric over the first numeric key, or as bars if no key is numeric.
+
+    Each combination of values of the other keys is one series.
 
     The suffix of the path chooses the format.
     """

@@ -29,7 +29,7 @@ from dpft.run_folder import write_bytes
 
 WIDTH = 80
 SMALL_SHARE, LARGE_DELTA = 0.1, 1e-3
-"""Probability of releasing a whole record, and delta, above which there is a warning."""
+"""Limits for warnings: the probability of releasing a whole record, and delta itself."""
 NOT_PRIVATE_SEED = "reproducible: not private (privacy.noise_seed was given)"
 
 
@@ -44,7 +44,7 @@ def accounting_table(
     steps: str | None = None,
     sampler: str = SAMPLER,
 ) -> str:
-    """Return the mechanism, every accountant's answer and the headline, as lines of text.
+    """Return the mechanism, the bounds of every accountant and the headline, as lines of text.
 
     Args:
         report: Return value of ``account``.
@@ -53,7 +53,7 @@ def accounting_table(
         unit: Privacy unit.
         calibration: Calibration that chose the noise multiplier, if any.
         delta_source: ``GIVEN``, or the rule that derived delta from the number of units.
-        steps: Number of steps, in words, if not all of them cost.
+        steps: Number of steps as text, if a unit takes part in only some of them.
         sampler: How units are drawn.
 
     Guarantees:
@@ -89,7 +89,7 @@ def accounting_table(
 
 
 def accountant_lines(epsilons: Mapping[str, Answer]) -> list[str]:
-    """Return every accountant's answer on a line, under a line of headings."""
+    """Return one line with the bounds of each accountant, after a line of headings."""
     heading = f"{'accountant':<12}{'lower':>14}{'estimate':>14}{'upper':>14}"
     return [heading, *(_accountant_line(name, answer) for name, answer in epsilons.items())]
 
@@ -153,11 +153,11 @@ def delta_warnings(delta: float, num_examples: int, *, source: str) -> list[str]
 
 
 def delta_notes(num_examples: int, *, source: str | None) -> list[str]:
-    """Return the note on a delta of 1/(2n), as in the papers; no note for another delta.
+    """Return a note if delta is 1/(2n), the rule of the papers; no note otherwise.
 
     Args:
         num_examples: Public number of units.
-        source: ``GIVEN``, or the rule that derived delta from the number; None: unknown.
+        source: ``GIVEN``, or the rule that derived delta from the number of units; None if unknown.
     """
     if source != PUBLISHED:
         return []
@@ -208,7 +208,7 @@ def curve_table(reports: Sequence[AccountingReport]) -> str:
 
 
 def failure_notes(reports: Sequence[AccountingReport]) -> list[str]:
-    """Return a sentence on the steps without a bound for each accountant that failed."""
+    """Return a sentence for each accountant that failed, with the steps without a bound."""
     return [
         f"{failure.accountant} gave no bound at {len(failure.steps)} of {len(reports)} points,"
         f" steps {', '.join(map(str, failure.steps))}: {failure.reason}"
@@ -234,7 +234,7 @@ STYLES = {"rdp": "--", "pld": "-.", "prv": "-", "gdp": ":"}
 def plot_epsilon_over_steps(reports: Sequence[AccountingReport], path: Path) -> None:
     """Draw the epsilon of each accountant over steps; gdp is dotted, because it is not a bound.
 
-    The same numbers result in the same bytes.
+    Equal numbers give files with equal bytes.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure

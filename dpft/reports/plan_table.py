@@ -108,7 +108,7 @@ def process_lines(costs: RunCosts) -> list[str]:
 
 
 def _spread(processes: PlannedProcesses) -> str:
-    """Return how a run is distributed over processes."""
+    """Return a line that describes how a run is distributed over processes."""
     strategy, count = processes.strategy, processes.world_size
     if strategy != "fsdp":
         return f"{count} processes, {strategy}: {count} replicas of the whole model"
@@ -159,7 +159,7 @@ def plan_table(
 
 
 def _lora_lines(costs: RunCosts) -> list[str]:
-    """Return which layers LoRA changes, and how; no lines for other methods."""
+    """Return lines on the layers that LoRA changes; no lines for other methods."""
     lora = costs.lora
     if lora is None:
         return []
@@ -245,7 +245,7 @@ def _phase_lines(plan: PrivacyPlan) -> list[str]:
 
 
 def _time_lines(costs: RunCosts) -> list[str]:
-    """Return the measured time and the conditions; no lines without a measurement."""
+    """Return the measured time and how it was measured; no lines without a measurement."""
     time = costs.measured
     if time is None:
         return []

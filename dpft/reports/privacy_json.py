@@ -139,7 +139,7 @@ class Begun(StrictModel):
 
     @property
     def when(self) -> dict[str, Any]:
-        """Only these fields of a record that has more fields."""
+        """The fields of this class, for use in a record that has further fields."""
         return {"date": self.date, "versions": self.versions, "commit": self.commit}
 
 
@@ -352,15 +352,15 @@ def read_statement(path: Path) -> GeneratedPrivacy:
 
 
 def is_promised(privacy: RunPrivacy) -> TypeGuard[PrivateRun]:
-    """Return whether the guarantee holds: false without privacy, and with noise of a test seed."""
+    """Return whether the guarantee holds: false without privacy, or with noise from a test seed."""
     return isinstance(privacy, PrivateRun) and privacy.private
 
 
 def guarantee(privacy: PrivateRun | StartingModel) -> tuple[float, float]:
     """Return the epsilon and delta of the release of a model.
 
-    If the tokenizer was made from the same records, they cover both: the epsilon of the training
-    by itself is not a guarantee for the model.
+    If the tokenizer was made from the same records, the values cover both the training and the
+    tokenizer. The epsilon of the training by itself would not be a guarantee for the model.
     """
     whole = privacy.with_tokenizer or privacy
     return whole.epsilon, whole.delta

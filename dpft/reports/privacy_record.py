@@ -1,7 +1,7 @@
 """The content of privacy.json, from a run's plan, ledger and accounting.
 
 The headline is a proven upper bound with everything that it depends on (docs/dev/design.md, rule
-6). It is derived from the plan and the ledger: the steps in the ledger are those accounted for.
+6). It is derived from the plan and the ledger, and accounts for exactly the steps in the ledger.
 
 The file also contains the processes that took the steps, and their network; the private trainings
 of the starting model; for the best run of a search, the bound of the choice; and the lower bounds
@@ -72,7 +72,8 @@ def private_run(
         counts: Numbers of parameters.
         origin: Origin of the run.
         size_source: Source of the number of examples.
-        steps_kept: Steps of the plan that the released model has taken; None: those in the ledger.
+        steps_kept: Number of steps that contributed to the released model; None means all steps in
+            the ledger.
         curve: Epsilon over the steps of the plan; None omits the curve.
     """
     from dpft.privacy.noise import NOISE_SOURCE
@@ -113,7 +114,7 @@ def no_promise(plan: StepsPlan) -> NoPromise:
 
 
 def processes_of(sessions: Iterable[Process]) -> tuple[Process, ...] | None:
-    """Return the entry on a run's processes in privacy.json; None if there was always one process.
+    """Return the processes of a run for privacy.json; None if there was always one process.
 
     Args:
         sessions: Each process group that took steps, from ``Ranks.described``.

@@ -22,7 +22,7 @@ def process_rows(privacy: RunPrivacy) -> list[tuple[str, str]]:
 
 
 def network_sentences(privacy: RunPrivacy) -> list[str]:
-    """Return what ε assumes about the network, if the run used several machines."""
+    """Return the assumption about the network on which ε relies, if a run used several machines."""
     networks = [session.network for session in privacy.processes or ()]
     return [] if set(networks) <= {None, LOOPBACK_OF_ONE_MACHINE} else [NETWORK_ASSUMED]
 
@@ -143,7 +143,7 @@ def alarms(privacy: RunPrivacy) -> list[str]:
 
 
 def audited_rows(privacy: RunPrivacy) -> list[Row]:
-    """Return quantity and value of each result of audits; no rows without an audit."""
+    """Return a row (quantity, value) for each audit result; no rows without an audit."""
     audited = privacy.audited
     if audited is None:
         return []
@@ -152,7 +152,7 @@ def audited_rows(privacy: RunPrivacy) -> list[Row]:
 
 
 def one_run_rows(entry: Guesses) -> list[Row]:
-    """Return quantity and value of the results of an audit in one run."""
+    """Return the rows (quantity, value) for the results of an audit in one run."""
     promised = "none: this run is not private" if entry.epsilon is None else eps_text(entry.epsilon)
     sure = f"{100 * entry.confidence:g} %"
     return [

@@ -34,8 +34,8 @@ def published_table(
 ) -> PublishedTable | None:
     """Return the run's scores above the published scores, or None if none are published.
 
-    From a published map, the table has only the cell of the run's settings. From published rows, it
-    has those for the run's model, or all rows if no row is for that model.
+    Of a published heat map, the table contains only the cell with the run's settings. Of published
+    rows, it contains those for the run's model, or all rows if no row is for that model.
     """
     is_swept, cells, recipes = _published_rows(record)
     of_model = [row for row in recipes if row.model in (None, record.config.model.name)]
@@ -60,7 +60,7 @@ def published_table(
 def published_scores(record: RunRecord) -> dict[str, float | str]:
     """Return the published scores of a run's model, ε and settings, and their sources.
 
-    If several rows have a metric, the row with the most settings counts.
+    If several rows contain the same metric, the row with the most settings is used.
     """
     _, cells, recipes = _published_rows(record)
     rows = [row for row in (*cells, *recipes) if row.fits(record.values)]
@@ -74,7 +74,7 @@ def published_scores(record: RunRecord) -> dict[str, float | str]:
 
 
 def _published_rows(record: RunRecord) -> tuple[bool, list[Reference], list[Reference]]:
-    """Return whether the recipe has a map, the map's cells for this run, and the recipe's rows."""
+    """Return whether the recipe has a heat map, this run's cells in it, and the recipe's rows."""
     maps = record.config.reference_maps
     cells = [row for row in (one.row_of(record.values) for one in maps) if row is not None]
     return bool(maps), cells, list(record.config.reference)
@@ -99,12 +99,13 @@ def _own_rows(
 
 
 def _settings(row: Reference, config: Mapping[str, Any], *, swept: bool) -> str:
-    """Return the settings of a published row, in words.
+    """Return the settings of a published row as text.
 
     Args:
         row: A published row.
         config: Content of the run's config.yaml.
-        swept: Whether the recipe has a map, whose runs differ from the settings of its tables.
+        swept: Whether the recipe has a heat map, so that a run may differ from the settings of a
+            table.
     """
     if not row.settings:
         return "; with the settings of its table" if swept else ""

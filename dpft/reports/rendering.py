@@ -1,9 +1,9 @@
 """Rendering of reports: Markdown from templates, HTML from Markdown, plots as inline SVG.
 
-A report is opened in a browser, and a name or a text in it may come from a file or a model. The
-Markdown therefore contains no HTML from outside, and the page escapes all HTML. Links lead to
+Users open a report in a browser, and names or texts in the report may come from a file or a model.
+The Markdown therefore contains no HTML from outside, and the page escapes all HTML. Links lead to
 arXiv only. The SVG of a plot has the same bytes each time and contains no address and no script.
-Its texts stay text, so that readers can search them and screen readers can read them.
+Text in a plot stays text, so that it can be searched and read by screen readers.
 """
 
 import difflib
@@ -56,8 +56,8 @@ def render_page(
 ) -> str:
     """Render a Markdown report as an HTML page that runs no script and fetches nothing.
 
-    HTML in the Markdown is shown as text. So are images, and all links except links to arXiv:
-    their addresses may come from a file or from a model. The page folds sections of level 4, and
+    HTML in the Markdown is shown as text. Images and links (except to arXiv) are shown as text too,
+    because their addresses may come from a file or a model. The page folds sections of level 4, and
     highlights the differences between the texts before and after training.
 
     Args:
@@ -99,7 +99,7 @@ def _section(tokens: list[Token], figures: str) -> list[Token]:
 
 
 def _with_differences(tokens: Sequence[Token]) -> list[Token]:
-    """Return tokens in which each text after training has its differences from before marked."""
+    """Return the tokens, with changes marked in each text after training."""
     shown, label, before = [], "", ""
     for token in tokens:
         label = token.content if token.type == "inline" else label
@@ -112,7 +112,7 @@ def _with_differences(tokens: Sequence[Token]) -> list[Token]:
 
 
 def differences(before: str, after: str) -> str:
-    """Return a text as a block of code in which the words that a change added are marked.
+    """Return ``after`` as an HTML code block in which words that are not in ``before`` are marked.
 
     >>> differences("The <old> inn", "The <new> inn")
     '<pre><code>The &lt;<mark>new</mark>&gt; inn</code></pre>'
@@ -278,7 +278,7 @@ def epsilon_plot(privacy: RunPrivacy) -> Markup | None:
 
     def draw(axes: "Axes") -> None:
         steps, bounds = [0, *(step for step, _ in points)], [0.0, *(eps for _, eps in points)]
-        # A step has the height of the next point: a straight line would be below the bound.
+        # The bound of the next point holds between points; a straight line would be below it.
         label = f"upper bound ({', '.join(accountants)})"
         axes.step(steps, bounds, where="pre", color=COLORS[0], label=label)
         headline = f"this run: ε = {eps_text(privacy.epsilon)}"

@@ -87,7 +87,7 @@ def command(record: RunRecord) -> str | None:
     name = "tune" if record.is_of_search else "train"
     arguments = ["rows=..."] if record.config.task.source == "memory" else []
     if is_base_model(record.config.model.path or ""):
-        # dpft wrote these arguments for the object of the user.
+        # The user passed a model object, for which dpft added these arguments.
         ours = ("model", "model.name", "model.path")
         words = [word for word in words if _key(word) not in ours]
         arguments += ["model=...", "tokenizer=..."]
@@ -179,7 +179,7 @@ def render(record: RunRecord) -> str:
 
 
 def render_run_page(record: RunRecord, report: str) -> str:
-    """Return report.html: report.md and plots, ε next to the first scores."""
+    """Return report.html: report.md with plots; the plot of ε is next to the first scores."""
     config, privacy = record.config, record.privacy
     evaluations = [shown(entry) for entry in record.evaluations]
     plots = {"Audit results": [Markup(figure) for figure in record.audit_figures]}
@@ -235,10 +235,11 @@ def statement(
         run: Name of the run's folder, as DATE/TIME, without its path on this machine.
         task: Name of the task whose format the records have.
         decode: Settings of the generation.
-        retries: Largest number of times that a text was generated again because it was not a row.
+        retries: Maximum number of times that a text was generated again because it could not be
+            parsed.
         records: Number of requested records.
-        unparsed: Number of records that the task's template does not parse as rows; None if no
-            template parses them, or if the number would reveal something about a user's prompts.
+        unparsed: Number of texts that the task's template cannot parse into rows. None if the task
+            has no template, or if the number would reveal something about a user's prompts.
         prompts: Origin of the prompts.
     """
     promised = None if prompts == OWN_RECORDS else privacy
@@ -257,14 +258,14 @@ def statement(
 
 
 def notes_on(privacy: RunPrivacy, prompts: Prompts) -> tuple[str, ...]:
-    """Return the cost of generated records, and the part of them that ε does not cover."""
+    """Return notes on the cost of generated records, and on what ε does not cover."""
     if prompts == OWN_RECORDS and privacy.private:
         return (RECORDS_AS_PROMPTS,)
     return (cost(privacy), *([PROMPTS_NOT_COVERED] if prompts == "the user's" else []))
 
 
 def cost(privacy: RunPrivacy) -> str:
-    """Return the cost of a model's texts in one sentence, or that the records are not protected."""
+    """Return a sentence on the privacy cost of a model's texts, or on the lack of protection."""
     if isinstance(privacy, OpenRun):
         return NON_PRIVATE_RUN
     if not privacy.private:
@@ -372,7 +373,7 @@ def headline(record: PrivateVocabulary | OpenVocabulary) -> str:
 
 
 def rows(record: PrivateVocabulary | OpenVocabulary) -> list[tuple[str, str]]:
-    """Return quantity and value of the mechanism and of the resulting tokenizer."""
+    """Return rows (quantity, value) on the mechanism and the resulting tokenizer."""
     tokenizer_rows = [("tokenizer", "none yet: see the message of the command")]
     pieces = record.pieces
     if pieces is not None:

@@ -1,12 +1,13 @@
 """The public files of a run as one object, and the writing of metrics.json.
 
-No ε covers the scores of private records, nor their number: two data sets that differ by one record
-have different scores. Only private/metrics.json therefore contains the whole entry of a private
-split, and metrics.json states that it is there. With ``eval.publish_private_scores``, metrics.json
-also contains the scores rounded to two digits (docs/dev/design.md, rule 8). The private file is
-written first, so that a crash between the two writes hides scores and never shows them.
+ε covers neither the scores of private records nor their number, because two data sets that differ
+by one record have different scores. Only private/metrics.json therefore contains the whole entry of
+a private split, and metrics.json only refers to it. With ``eval.publish_private_scores``,
+metrics.json also contains the scores rounded to two digits (docs/dev/design.md, rule 8). The
+private file is written first, so that a crash between the two writes hides scores and never shows
+them.
 
-No path of the user's is shown, because paths name a machine and its owner.
+User-specific paths are not shown, because they name a machine and its owner.
 """
 
 import json
@@ -55,7 +56,7 @@ def shown(entry: ScoreEntry, *, rounded: bool | None = None) -> ScoreEntry:
     """Return the public part of an entry: for a private split, only that it was scored.
 
     Args:
-        entry: The whole entry, or its public part.
+        entry: A whole entry, or one that is already reduced to its public part.
         rounded: Whether to show the rounded scores of a private split; None: as in ``entry``.
     """
     if not entry.is_private:
@@ -107,7 +108,7 @@ def write_metrics(
 ) -> None:
     """Write new entries into both files, and replace those of the same task, split and stage.
 
-    A split that is no longer public is also hidden at its other stages.
+    If a split is no longer public, its entries of other stages are hidden as well.
 
     Args:
         folder: Existing folder of a run or of an evaluation.
@@ -131,9 +132,9 @@ def _write(
 
     Args:
         folder: An existing folder.
-        entries: Whole entries as far as they are known.
+        entries: Entries, complete if their private part is available.
         published: Whether the rounded scores of a split are shown. For other splits, metrics.json
-            keeps what it shows, so that an edit of this file reveals nothing more of private/.
+            is not changed, so that editing this file cannot reveal more of private/.
     """
     were = {entry.place: entry for entry in _read(folder / METRICS)}
     private_entries = tuple(
@@ -277,7 +278,7 @@ def model_name(model: ModelConfig) -> str:
 
 
 def model_title(config: TrainConfig, privacy: RunPrivacy) -> str:
-    """Return the name of the base model as the run recorded it, which may include its type."""
+    """Return the name of the base model that the run recorded, which may include the type."""
     return privacy.model or model_name(config.model)
 
 
@@ -286,7 +287,7 @@ def with_kind(name: str, folder: Path | None) -> str:
 
     Args:
         name: Name of the model.
-        folder: Folder with its config.json; None if the name already states the type.
+        folder: Folder with the model's config.json; None adds no type.
     """
     if folder is None:
         return name

@@ -3,8 +3,8 @@
 The report states what each metric means and which direction is better. For a private split, an
 entry of metrics.json may state only that the scores are in private/. For a classifier with a public
 split, the report lists the most frequent confusions; the page adds a heat map and misclassified
-images. A series of scores starts before training and ends after training, and has the ε of the
-steps up to each of its points.
+images. A series of scores starts before training and ends after training, and each of its points
+has the ε of the steps up to that point.
 """
 
 import base64
@@ -36,7 +36,7 @@ class ShownText:
 
     input: str
     before: str | None
-    """Output before training; None if this input was not shown then."""
+    """Output before training; None if there is no such output of this input."""
     after: str
     """Output after training."""
     reference: str
@@ -97,7 +97,7 @@ def _table(task: str, split: str, entries: Sequence[ScoreEntry]) -> ScoreTable:
 
 
 def _shown_texts(entries: Sequence[ScoreEntry]) -> list[ShownText]:
-    """Return the texts of a split's entries; no texts unless every entry marks it as public."""
+    """Return the texts of a split's entries; empty unless all entries mark the split as public."""
     is_public = all(entry.split_is_public for entry in entries)
     if not is_public or issubclass(TASKS.entries().get(entries[0].task, Task), ImageTask):
         return []
@@ -115,7 +115,10 @@ def _shown_texts(entries: Sequence[ScoreEntry]) -> list[ShownText]:
 
 
 def _not_computed(evaluations: Sequence[ScoreEntry]) -> dict[str, list[str]]:
-    """Return the metrics without a value by reason, with the stage if another has a value."""
+    """Return the metrics without a value, by reason.
+
+    If a metric has a value at another stage, its name is followed by the stage without a value.
+    """
     computed = {name for entry in evaluations for name in entry.metrics}
     reasons = {
         f"{name} {STAGES[entry.stage]}" if name in computed else name: why
@@ -129,10 +132,11 @@ def _not_computed(evaluations: Sequence[ScoreEntry]) -> dict[str, list[str]]:
 
 
 def specs_of(config: TrainConfig, keys: Iterable[str]) -> dict[str, MetricSpec]:
-    """Return the metric of each key of metrics.json that dpft knows.
+    """Return the specification of the metric for each key that dpft knows.
 
     Args:
-        config: Content of config.yaml; its task's metrics decide between two metrics of one key.
+        config: Content of config.yaml; if two metrics share a key, the one among its task's metrics
+            is returned.
         keys: Keys of ``metrics``.
     """
     registered = METRICS.entries()
@@ -168,7 +172,7 @@ def metric_heading(config: TrainConfig, key: str) -> str:
 
 
 def main_metric(config: TrainConfig, keys: Sequence[str]) -> str | None:
-    """Return the key of the task's first metric that has a better direction, or None."""
+    """Return the key of the task's first metric for which higher or lower is better, or None."""
     registered = METRICS.entries()
     chosen = [registered[name].reported_as for name in config.task.metrics if name in registered]
     specs = specs_of(config, keys)
@@ -179,7 +183,7 @@ SOURCE = "Kairouz et al. 2015, arXiv 1311.0776"
 
 
 def meaning(privacy: RunPrivacy) -> str | None:
-    """Return what ε means for a person in the data, in words; None without a guarantee."""
+    """Return a sentence on what ε means for a person in the data; None without a guarantee."""
     if not is_promised(privacy):
         return None
     unit = privacy.plan.unit
@@ -199,7 +203,7 @@ def meaning(privacy: RunPrivacy) -> str | None:
 
 
 MOST_CLASSES = 20
-"""Largest number of classes of a heat map with readable numbers."""
+"""Largest number of classes for which the numbers in a heat map are readable."""
 PAIRS = 10
 """Number of pairs of classes in the table of confusions."""
 
@@ -210,7 +214,7 @@ def confused_entries(evaluations: Sequence[ScoreEntry]) -> list[ScoreEntry]:
 
 
 def confused_pairs(confusion: ConfusedClasses) -> list[tuple[str, str, int]]:
-    """Return true class, predicted class and number of the most frequent confusions, in order.
+    """Return the true class, predicted class and count of each of the most frequent confusions.
 
     >>> confused_pairs(ConfusedClasses(labels=("a", "b"), counts=((5, 2), (3, 7))))
     [('b', 'a', 3), ('a', 'b', 2)]
@@ -251,7 +255,7 @@ def heat_map(confusion: ConfusedClasses, *, name: str) -> Markup:
     most = max(map(max, counts))
 
     def draw(axes: "Axes") -> None:
-        # An image would be pixels in the SVG; a mesh consists of shapes.
+        # pcolormesh draws shapes; imshow would embed pixels into the SVG.
         axes.pcolormesh(counts, cmap="viridis", vmin=0, vmax=most, edgecolors="white", linewidth=1)
         for y, row in enumerate(counts):
             for x, count in enumerate(row):
@@ -269,9 +273,10 @@ def heat_map(confusion: ConfusedClasses, *, name: str) -> Markup:
 
 
 MOST_TICKS = 8
-"""Number of values of ε above a plot of scores."""
+"""Maximum number of ε values on the upper axis of a plot of scores."""
 Row = tuple[int, float | None, Mapping[str, float]]
-"""Number of steps, an upper bound of their ε (None without privacy), and the scores."""
+"""Number of steps, an upper bound of the ε of these steps (None without privacy), and the
+scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +324,7 @@ def series_of(
 
 
 def series_plot(series: Series, config: TrainConfig, name: str) -> Markup | None:
-    """Return a plot of the main score against steps with their ε, or None without such a score."""
+    """Return a plot of the main score against steps and ε, or None without enough scores."""
     metric = main_metric(config, series.metrics)
     if metric is None:
         return None
@@ -354,7 +359,7 @@ def series_plot(series: Series, config: TrainConfig, name: str) -> Markup | None
 def _points(
     progress: Sequence[ProgressLine], privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> list[tuple[int, float | None, Sequence[SplitScores]]]:
-    """Return step, ε and entries of each point, including before and after training."""
+    """Return the step, ε and entries of each point, including those before and after training."""
     ends: dict[str, tuple[int, float | None]]
     ends = {"before": (0, None), "after": (privacy.plan.steps, None)}
     if isinstance(privacy, PrivateRun):
@@ -369,7 +374,11 @@ def _points(
 
 
 def _never_falling(rows: list[Row]) -> list[Row]:
-    """Return the rows with the smallest valid bounds: fewer steps cost at most as much as more."""
+    """Return the rows with the smallest valid bounds of ε.
+
+    A bound for more steps also holds for fewer steps, so each bound is lowered to the smallest
+    later one.
+    """
     bounded, least = [], float("inf")
     for step, epsilon, scores in reversed(rows):
         least = least if epsilon is None else min(least, epsilon)

@@ -53,7 +53,7 @@ LEDGER_NOTE = (
     " ε from the ledger, as this report did, and compares the head."
 )
 PREDICTABLE = "**NOT PRIVATE: reproducible run with predictable noise (`privacy.noise_seed`).**"
-"""Headline of a run whose noise follows from a test seed."""
+"""Headline of a run whose noise was computed from a test seed."""
 Row = tuple[str, str]
 
 
@@ -126,7 +126,7 @@ def headline(privacy: RunPrivacy) -> str:
 
 
 def privacy_unit(plan: PrivacyPlan) -> str:
-    """Return the privacy unit in words, without the remarks after its definition."""
+    """Return the definition of the privacy unit, without the remarks after the semicolon."""
     return plan.unit_definition.partition(";")[0]
 
 
@@ -147,7 +147,7 @@ def quote(config: TrainConfig, privacy: RunPrivacy) -> str | None:
 
 
 def not_private(privacy: OpenRun) -> str:
-    """Return why a run with ``privacy=none`` is not private, as a clause in Markdown."""
+    """Return the reason why a run with ``privacy=none`` is not private, as a clause."""
     without = "this model was trained without differential privacy (`privacy=none`)"
     if not isinstance(privacy.plan, ClippingPlan):
         return without
@@ -159,7 +159,7 @@ def not_private(privacy: OpenRun) -> str:
 
 
 def what_epsilon_is_of(privacy: PrivateRun) -> str:
-    """Return what ε covers in addition to the training, and the cost of a private tokenizer."""
+    """Return sentences on what ε covers besides the training, and on the tokenizer's cost."""
     scope = "the training alone"
     if privacy.plan.counts is not None:
         scope = "the training and the histogram of its synthesis together"
@@ -186,7 +186,7 @@ def warnings(config: TrainConfig, privacy: RunPrivacy) -> list[str]:
 
 
 def training_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
-    """Return quantity and value of each setting of the training."""
+    """Return a row (quantity, value) for each setting of the training."""
     plan = privacy.plan
     phases = plan.phases if isinstance(plan, ClippingPlan) else ()
     units = isinstance(plan, PrivacyPlan) and plan.unit != EXAMPLE
@@ -218,7 +218,7 @@ def training_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
 
 
 def input_rows(config: TrainConfig) -> list[Row]:
-    """Return the public constants that prepare every record for the model."""
+    """Return rows on the public settings with which every record is prepared for the model."""
     task, model = config.task, config.model
     rows: list[Row] = []
     if isinstance(task, TextualTask) and task.max_length is not None:
@@ -251,7 +251,7 @@ def precision_note(precision: str) -> str:
 
 
 def mechanism_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
-    """Return quantity and value of the mechanism; no rows for a run without privacy."""
+    """Return rows (quantity, value) on the mechanism; no rows for a run without privacy."""
     if not isinstance(privacy, PrivateRun):
         return []
     plan, ledger = privacy.plan, privacy.ledger
@@ -296,7 +296,7 @@ def _tokenizer_rows(privacy: PrivateRun) -> list[Row]:
 
 
 def _composed_by(privacy: PrivateRun) -> str:
-    """Return what composed the cost of the training and of the tokenizer."""
+    """Return the method that composed the costs of the training and the tokenizer."""
     assert privacy.with_tokenizer is not None
     added_up = privacy.with_tokenizer.tokenizer.simple_composition
     if guarantee(privacy)[0] >= added_up:
@@ -307,7 +307,7 @@ def _composed_by(privacy: PrivateRun) -> str:
 def coverage(
     config: TrainConfig, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> list[str]:
-    """Return what ε covers and what it does not, one paragraph each."""
+    """Return paragraphs on what ε covers and on what it does not cover."""
     if not isinstance(privacy, PrivateRun):
         return starting_sentences(privacy)
     covered = [
@@ -350,7 +350,7 @@ _LOSSES_NOT_COVERED = (
 
 
 def _search(selection: Selection) -> list[str]:
-    """Return what the ε of a search covers and does not cover, compared with that of a run."""
+    """Return what the ε of a search covers and does not cover, in addition to that of one run."""
     return [
         "Covered: the choice of this run as the best of a secret random number of runs,"
         f" {selection.expected_trials:.4g} in expectation (eta {selection.eta:g}, gamma"
@@ -372,7 +372,7 @@ def _chosen_by(config: TrainConfig, privacy: PrivateRun) -> str:
 
 
 def _mechanism_rows(privacy: PrivateRun) -> list[Row]:
-    """Return how draws and noise of different steps are related; no rows for DP-SGD."""
+    """Return rows on how sampling and noise of different steps are related; none for DP-SGD."""
     mechanism = privacy.plan.mechanism
     if mechanism == DPSGD():
         return []
@@ -386,7 +386,7 @@ def _mechanism_rows(privacy: PrivateRun) -> list[Row]:
 
 
 def _clipped_rows(privacy: RunPrivacy) -> list[Row]:
-    """Return how a run without noise draws and clips; no rows for training without clipping."""
+    """Return rows on the sampling and clipping of a run without noise; none if it does not clip."""
     if isinstance(privacy, PrivateRun) or not isinstance(privacy.plan, ClippingPlan):
         return []
     return [

@@ -1,4 +1,4 @@
-"""The answer of a command on stdout: sentences, tables with rich, or one JSON object.
+"""The answer of a command on stdout: sentences, tables rendered by rich, or one JSON object.
 
 On a terminal, text is wrapped to its width and headings are bold. In a pipe or a file, each
 sentence and each row of a table is one line without color, so that the output can be searched.
@@ -21,12 +21,12 @@ from dpft.strict_model import json_text
 CODE, STRONG = re.compile(r"`([^`]*)`"), re.compile(r"\*\*([^*]+)\*\*")
 
 UNWRAPPED = 100_000
-"""Width of a pipe, in columns."""
+"""Width of the output in a pipe, in columns, so that no line is wrapped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A table."""
+    """A table that rich can render."""
 
     rows: Sequence[Sequence[str | Text]]
     columns: Sequence[str] = ()
@@ -59,7 +59,7 @@ class Grid:
 
 
 def show(parts: Sequence[Grid | str | Text]) -> None:
-    """Print sentences and tables, a blank line before each table with a title.
+    """Print sentences and tables, with a blank line before each table that has a title.
 
     Args:
         parts: Sentences and tables in their order; in a sentence, ``**x**`` is bold and `` `x` ``
@@ -113,7 +113,7 @@ def show_answer(answer: Answer, output: str) -> None:
 
 
 class Figures(Mapping[str, Any]):
-    """The record of an answer, with its keys as attributes: ``figures.epsilon``.
+    """The record of an answer, whose keys are also attributes: ``figures.epsilon``.
 
     Examples:
         >>> figures = Figures({"epsilon": 2.99, "epsilons": {"prv": {"upper": 2.99}}})

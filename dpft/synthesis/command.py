@@ -1,11 +1,11 @@
 """The command ``dpft synthesize``: check, plan, count, train, write rows and report.
 
-The module reads from top to bottom. Settings that public numbers can reject are rejected before a
-record is read, and invalid records are rejected before noise is drawn.
-
-Each of the three parts is kept when it is done. The line of the histogram's ledger is on disk
-before its noise is drawn, and the noise is never drawn again. The training is a separate run in
-``training/``. The rows are written in blocks. ``resume=`` continues with the first unfinished part.
+``make_table`` reads from top to bottom. Settings that can be checked with public numbers are
+rejected before a record is read. Invalid records are rejected before noise is drawn. Each of the
+three parts (histogram, training, rows) is kept on disk when it is done. The line of the histogram's
+ledger is on disk before its noise is drawn, and the noise is never drawn again. The training is a
+separate run in ``training/``. The rows are written in blocks. ``resume=`` continues with the first
+unfinished part.
 """
 
 import hmac
@@ -90,7 +90,8 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
     """Make a synthetic table from a private table, or continue an interrupted synthesis.
 
     Args:
-        config: The configuration of the synthesis; with ``resume``, that of the interrupted one.
+        config: The configuration of the synthesis; with ``resume``, that of the interrupted
+            synthesis.
         folder: A new folder, or with ``resume`` that of the interrupted synthesis.
         rows: The private table, if it is in memory.
 
@@ -266,7 +267,7 @@ def _refuse_used(folder: Path) -> None:
 def _histogram(
     plan: SynthesisPlan, condition: Condition, table: PrivateTable, folder: Path
 ) -> list[float]:
-    """Return the noisy counts: those on disk, or new ones, whose ledger line is written first.
+    """Return the noisy counts on disk, or new ones after writing their line of the ledger.
 
     Raises:
         StateError: Noise was drawn before, and the counts are missing or were changed.
@@ -312,7 +313,7 @@ def _histogram(
             f" it and {ledger_path}; or, after a crash, begin in another folder and compose both"
             " with dpft account 'runs=[FIRST,SECOND]'."
         )
-    ledger_path.unlink(missing_ok=True)  # interrupted before the step's line: no noise was drawn
+    ledger_path.unlink(missing_ok=True)  # has no step: no noise was drawn
     mechanism = plan.counts.replace(
         num_examples=plan.num_examples, num_examples_source=plan.num_examples_source
     )

@@ -183,7 +183,7 @@ class SynthesizeConfig(Root):
 def expand(overrides: list[str]) -> list[str]:
     """Return the overrides, preceded by ``method=lora`` for a large model without a method.
 
-    A draft of a schema draws no noise and needs no epsilon.
+    A draft of a schema draws no noise, so a missing epsilon is set to an arbitrary value.
     """
     values = given_overrides(overrides)
     if values.get("schema") == DRAFT and "privacy.eps" not in values:

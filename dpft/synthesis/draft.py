@@ -90,7 +90,7 @@ def _guess(name: str, cells: Sequence[object]) -> tuple[dict[str, Any], str]:
     if len(distinct) <= min(FEW_VALUES, max(2, len(texts) // 4)):
         line = {"type": "category", "values": distinct}
         return line | missing, f"{len(distinct)} values; a rare one may identify a person"
-    # Digits and letters of other scripts take about one token each.
+    # Digits, punctuation and letters of other scripts take about one token each.
     others = [len(re.sub(r"[A-Za-z\s]", "", text)) for text in texts]
     tokens = (math.ceil((len(text) - count) / LETTERS_OF_A_TOKEN) + count
               for text, count in zip(texts, others, strict=True))  # fmt: skip

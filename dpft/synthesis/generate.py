@@ -27,12 +27,12 @@ from dpft.tasks.custom import CustomTexts
 
 BLOCK = 1024
 BLOCKS = "blocks"
-"""Folder of the blocks until all rows are written."""
+"""Folder that contains the blocks until the whole table is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """Synthetic rows, and how many attempts were rejected."""
+    """Synthetic rows, and the numbers of rejected attempts."""
 
     rows: tuple[Row, ...]
     unparsed: int
@@ -42,7 +42,7 @@ class Drawn:
 
 
 class Writer:
-    """Writer of rows with the trained model."""
+    """Generator of rows with the trained model."""
 
     def __init__(self, plan: SynthesisPlan, folder: Path) -> None:
         """Load the model of a synthesis."""
@@ -95,7 +95,11 @@ class Writer:
         )
 
     def block(self, cells: Sequence[Mapping[str, Any]], start: int, retries: int) -> dict[str, Any]:
-        """Return the rows of some cells as texts, from index ``start``, and failed attempts."""
+        """Return the rows of some cells as texts, and the numbers of failed attempts.
+
+        The first row has index ``start`` among all rows, and a failed attempt is repeated at most
+        ``retries`` times.
+        """
         prompts = [self._rows.prompt(cell) for cell in cells]
         valid: dict[int, str] = {}
         left, unparsed, rejected = list(range(len(cells))), 0, Counter[str]()

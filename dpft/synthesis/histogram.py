@@ -2,12 +2,12 @@
 
 A cell is one value for each column of the condition, including missing values. Only the schema
 decides which cells exist. Each cell gets Gaussian noise, whether it contains records or not. A unit
-changes the counts by at most 1 in L2 norm. The reason is that the counts of its records sum to 1,
-however many records the unit has.
+adds at most 1 to the counts in L2 norm, because the shares of its records sum to 1, however many
+records the unit has.
 
 The noisy counts are projected onto the nearest non-negative counts with the same sum (Duchi et al.
-2008, Figure 1). Setting negative counts to zero would give a share to empty cells. The projection
-is post-processing.
+2008, Figure 1). If negative counts were only set to zero, empty cells would get too large a share.
+The projection is post-processing.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from dpft.synthesis.schema import Column, Schema, Value
 
 MOST_CELLS = 100_000
 RESOLUTION = 2.0**-20
-"""Shares of a unit are rounded down to multiples of this number, so that their sums are exact."""
+"""A unit's shares are rounded down to multiples of this number, so that their sums are exact."""
 Cell = tuple[Value, ...]
 
 
@@ -105,8 +105,7 @@ class Condition:
         """Return the noise with which the histogram by itself spends ``share`` of epsilon at delta.
 
         Raises:
-            InputError: Evenly spread records would give each cell fewer than the standard deviation
-                of the noise.
+            InputError: The mean count of a cell is less than the standard deviation of the noise.
         """
         noise = noise_std_for_counts(eps=share * eps, l2_cap=1.0, delta=delta)
         mean = num_examples / len(self.cells)
@@ -159,7 +158,7 @@ def cell_shares(noisy: Sequence[float]) -> NDArray[np.float64]:
 
 
 def rows_per_cell(of_cells: NDArray[np.float64], num: int) -> list[int]:
-    """Return how many of ``num`` rows each cell gets; the largest remainders are rounded up.
+    """Return the number of rows of each cell, ``num`` in total; round up the largest remainders.
 
     >>> rows_per_cell(cell_shares([3.0, 2.0, 2.0]), 5)
     [2, 2, 1]

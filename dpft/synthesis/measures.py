@@ -77,8 +77,8 @@ def numbers(column: Column, values: pd.Series) -> pd.Series:
 def binned(column: Column, values: pd.Series) -> pd.Series:
     """Return the bin of each value, or "" if the value is missing.
 
-    Bins are the values of a category, or at most ``BINS`` segments of the schema's range. Bins of
-    texts have ``WORDS_OF_A_BIN`` words; the last bin has no upper end.
+    Bins are the values of a category, or at most ``BINS`` segments of the schema's range. For
+    texts, a bin is a range of ``WORDS_OF_A_BIN`` lengths in words; the last bin has no upper end.
     """
     names: Any
     if column.options:
@@ -148,7 +148,7 @@ def column_distances(schema: Schema, tables: Tables) -> Comparison:
 
 
 def associations(schema: Schema, tables: Tables) -> Comparison:
-    """Return Cramér's V of every pair of binned columns, for equally many rows of each table."""
+    """Return Cramér's V of every pair of binned columns, with the same number of rows per table."""
     from scipy.stats.contingency import association
 
     size = min(map(len, tables))
@@ -198,7 +198,7 @@ def _features(columns: Sequence[Column], frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _classifier(columns: Sequence[Column]) -> Any:
-    """Return boosted trees that read columns by their type and accept missing numbers."""
+    """Return a classifier of boosted trees that reads each column by its type."""
     from sklearn.compose import ColumnTransformer
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -218,13 +218,13 @@ def _classifier(columns: Sequence[Column]) -> Any:
 
 
 def word_features(text: str) -> list[str]:
-    """Return the words and word pairs of a text; every text has the feature "" too."""
+    """Return the words and word pairs of a text, and the feature "", which every text has."""
     words = words_of(text.lower())
     return ["", *words, *(f"{one} {other}" for one, other in itertools.pairwise(words))]
 
 
 def classifier_accuracy(synthetic: Sequence[str], real: Sequence[str]) -> float | None:
-    """Return the accuracy of telling synthetic texts from real texts; 0.5 is chance.
+    """Return the accuracy with which a classifier tells synthetic from real texts; 0.5 is chance.
 
     This is the classifier two-sample test of Lopez-Paz and Oquab 2017 (arXiv 1610.06545). It
     averages the balanced accuracy on each half of the texts after training on the other half.
@@ -248,7 +248,7 @@ def classifier_accuracy(synthetic: Sequence[str], real: Sequence[str]) -> float 
 def copies(
     synthetic: Sequence[str], training: Sequence[str], others: Sequence[str] | None
 ) -> Comparison:
-    """Return how much of real records is in synthetic texts: exact and near copies, and phrases.
+    """Return how often synthetic texts contain real records: exact and near copies, and phrases.
 
     Args:
         synthetic: The synthetic texts.

@@ -1,7 +1,7 @@
 """The public plan of a synthesis, and the division of epsilon between its parts.
 
-The histogram by itself spends ``privacy.share`` of epsilon. The training gets the least noise with
-which both together, composed by PLD at the same delta, stay within epsilon.
+The histogram by itself spends ``privacy.share`` of epsilon. The training gets the smallest noise
+multiplier with which both parts, composed by PLD at the same delta, stay within epsilon.
 """
 
 from dataclasses import dataclass
@@ -47,12 +47,12 @@ class SynthesisPlan:
     max_target: int
     """Most tokens of a target."""
     unit_definition: str
-    """Description of the unit that follows "the unit is"."""
+    """Description of the privacy unit, as text after "the unit is"."""
     num_examples: int
     """Number of rows or units."""
     num_examples_source: str
     delta: float | None
-    """The delta of the whole; None without privacy."""
+    """The delta of the whole synthesis; None without privacy."""
     counts: GaussianCounts | None
     """The histogram and its noise; None without a condition or without privacy."""
     noise_multiplier: float | None
@@ -176,7 +176,7 @@ def target_file(config: SynthesizeConfig, folder: Path) -> Path:
 
 
 def plain_training(max_length: int, weights: tuple[float, ...] = ()) -> TrainCommand:
-    """Return a training on the records of a synthesis, without privacy.
+    """Return the configuration of a training on the rows of a synthesis, without privacy.
 
     Args:
         max_length: Most tokens of prompt and target together.
@@ -197,7 +197,7 @@ def plain_training(max_length: int, weights: tuple[float, ...] = ()) -> TrainCom
 
 
 def training_command(plan: SynthesisPlan) -> TrainCommand:
-    """Return the training of the generator: a run on rows as text, with the noise of the plan."""
+    """Return the configuration of the generator's training, with the noise of the plan."""
     config = plan.config
     weights = () if config.text_weight == 1 else plan.rows.json_weights(config.text_weight)
     plain = plain_training(plan.max_prompt + plan.max_target + 2, weights)
@@ -221,7 +221,7 @@ def training_command(plan: SynthesisPlan) -> TrainCommand:
 def training_noise(
     counts: GaussianCounts | None, *, eps: float, delta: float, sample_rate: float, steps: int
 ) -> float:
-    """Return the least training noise with which training and histogram stay within epsilon.
+    """Return the smallest noise multiplier with which training and histogram stay within epsilon.
 
     Raises:
         InputError: No noise stays within epsilon.

@@ -179,7 +179,7 @@ def statement(plan: SynthesisPlan, drawn: Drawn, folder: Path) -> Synthesis:
 
 
 def with_epsilon(synthesis: Synthesis, folder: Path) -> Synthesis:
-    """Return a statement with epsilon of the whole and of each part, computed from the ledgers.
+    """Return a statement with the epsilons of the whole and of each part, from the ledgers.
 
     Raises:
         StateError: A ledger is missing, damaged, or not closed.
@@ -214,7 +214,7 @@ def with_epsilon(synthesis: Synthesis, folder: Path) -> Synthesis:
 
 
 def is_finished(folder: Path, target: Path) -> bool:
-    """Return whether a synthesis is finished: its rows are those in its statement."""
+    """Return whether a synthesis is finished: the rows on disk are those of its statement."""
     is_written = (folder / PAGE).exists() and target.exists()
     return is_written and read_model(folder / STATEMENT, Synthesis).rows_sha256 == digest(target)
 

@@ -1,12 +1,12 @@
 r"""Conversion of table rows to text and back: compact JSON with a fixed order of columns.
 
-The model reads the columns of the condition and writes the others:
+The model reads the columns of the condition and generates the other columns:
 
     {"city":"Rome","label":true,   |   "age":42,"note":"says \"no\""}
 
 The form ``array`` omits the names and takes fewer tokens: ``["Rome",true,  |  42,"says \"no\""]``.
 
-From the schema, llguidance derives which tokens may follow, and ends a text when it has
+From the schema, llguidance derives the tokens that may come next, and ends a text that has
 ``max_tokens`` tokens. Every value is therefore in range. A row whose text ends within an escape is
 drawn again. In columns with a range or a list of values, the model draws from the whole
 distribution, so that rare values stay as rare as they are. In texts, it draws from the nucleus.
@@ -29,9 +29,10 @@ from dpft.synthesis.schema import TEXT, Column, Misfit, Row, Schema
 
 ARRAY = "array"
 SLACK = 4
-"""Additional tokens for a value, beyond those that it takes when tokenized by itself."""
+"""Additional tokens that are allowed for a value, beyond those of the value when tokenized
+separately."""
 BODY = r'/([^"\\\x00-\x1f]|\\["\\nrtbf]|\\u00[01][0-9a-f])*/'
-"""The inside of a JSON string, as ``json.dumps`` writes it."""
+"""Regular expression of the content of a JSON string, as ``json.dumps`` writes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class RowFormat:
 
     schema: Schema
     condition: tuple[str, ...] = ()
-    """Columns that the model reads; it writes the other columns."""
+    """Columns that the model reads; it generates the other columns."""
     form: str = "object"
 
     def __post_init__(self) -> None:
@@ -90,7 +91,7 @@ class RowFormat:
 
     def read(self, prompt: str, target: str) -> Row | None:
         """Return the row that both texts form, or None if they do not form a row of the schema."""
-        target = target.removeprefix(" ").replace('\ufffd"', '"')  # a letter cut at a text's end
+        target = target.removeprefix(" ").replace('\ufffd"', '"')  # a letter that was cut
         try:
             content = json.loads(prompt + target, parse_float=str, parse_int=str)
         except (ValueError, RecursionError):
@@ -106,7 +107,7 @@ class RowFormat:
             return None
 
     def json_weights(self, of_text: float) -> tuple[float, ...]:
-        """Return the loss weights of a target's segments; names and values alternate.
+        """Return the loss weights of a target's segments, which are names and values in turn.
 
         >>> from dpft.synthesis.schema import schema_of
         >>> columns = {"age": {"type": "integer", "minimum": 1, "maximum": 9},
@@ -165,9 +166,9 @@ def count_tokens(text: str, tokenizer: Any) -> int:
 
 
 def _truncated_text(value: Any, column: Column, tokenizer: Any) -> Any:
-    """Return a text cut to its ``max_tokens``, counted as the text is written between quotes."""
-    # A letter has at most six tokens, as an escape has six characters, so short texts need no
-    # count.
+    """Return a text cut to ``max_tokens`` tokens of its JSON spelling between the quotes."""
+    # A letter has at most six tokens, because an escape has six characters. Short texts are
+    # therefore not tokenized.
     if value is None or 6 * len(value) <= column.max_tokens:
         return value
 
@@ -228,7 +229,7 @@ class RowConstraint(LogitsProcessor):
     """Logits processor that allows only continuations of a row and cuts texts to the nucleus."""
 
     TEXT_SHARE = 1 / 3
-    """Share of the vocabulary above which the allowed tokens can occur only inside a text."""
+    """If more than this share of the vocabulary is allowed, the position is inside a text."""
 
     def __init__(self, grammar: tuple[Any, int], rows: int, *, before: int, top_p: float) -> None:
         """Begin a batch.
@@ -258,7 +259,7 @@ class RowConstraint(LogitsProcessor):
             for matcher, token in zip(self._matchers, input_ids[:, -1].tolist(), strict=True):
                 if not matcher.is_stopped():
                     matcher.consume_token(token)
-        # llguidance's own function for applying a mask compiles a kernel first.
+        # The mask is applied here, because llguidance's own function would first compile a kernel.
         mask = self._library.allocate_token_bitmask(len(scores), self._size)
         places = [(matcher, at) for at, matcher in enumerate(self._matchers)]
         self._library.fill_next_token_bitmask_par(self._executor, places, mask)

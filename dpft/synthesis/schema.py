@@ -12,8 +12,8 @@
     label: city
 
 A column validates the cells of a file, writes each value as JSON in exactly one way, and has a JSON
-Schema. llguidance derives from the JSON Schema what a model may write. Nothing is read from the
-records.
+Schema. From the JSON Schema, llguidance derives the texts that a model may generate. Nothing is
+read from the records.
 """
 
 import datetime
@@ -57,7 +57,7 @@ MOST_DIGITS, MOST_VALUES, MOST_DAYS = 15, 10_000, 100_000
 """Limits: digits of a number, which float64 represents exactly; values of a category; days of a
 range."""
 MARK = "# A DRAFT"
-"""The first line of a draft, by which a draft is rejected as a schema."""
+"""The first line of a draft. A file that begins with it is rejected as a schema."""
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -88,7 +88,8 @@ class Column:
 
     Attributes:
         name: The name in the file.
-        kind: One of ``KINDS``. An id is numbered 1, 2, 3, and drop is omitted.
+        kind: One of ``KINDS``. In synthetic rows, an id column is numbered 1, 2, 3, and a drop
+            column is omitted.
         missing: Whether a cell may be empty.
         values: The values of a category, as text.
         minimum: The smallest value of a range: a Decimal, or a date as text.
@@ -117,7 +118,7 @@ class Column:
 
     @cached_property
     def options(self) -> tuple[Value, ...]:
-        """All values of a category or boolean, and None if cells may be missing; else empty."""
+        """All values of a category or boolean, with None if cells may be missing; or empty."""
         options: tuple[Value, ...] = (True, False) if self.kind == "boolean" else self.values
         return (*options, None) if options and self.missing else options
 
@@ -132,7 +133,7 @@ class Column:
     def read(self, cell: object) -> Value:
         """Return the value of a cell of a file; raise Misfit for an invalid cell."""
         text = cell_text(cell)
-        # If no cell may be missing, an empty text is a valid text.
+        # In a text column whose cells may not be missing, an empty text is a valid text.
         is_empty = self.missing and not text if self.kind == TEXT else not (text or "").strip()
         if text is not None and not is_empty:
             return self.parse(text if self.kind == TEXT else text.strip())
@@ -202,7 +203,7 @@ class Column:
         return max(map(self.spell, self.options or (self.minimum,)), key=len)
 
     def number(self, value: Any) -> float:
-        """Return a number as it is, and a date as the ordinal number of its day."""
+        """Return a value as a float; a date becomes the ordinal number of its day."""
         if self.kind == DATE:
             return float(datetime.date.fromisoformat(value).toordinal())
         return float(value)
@@ -331,7 +332,7 @@ def _checked_range(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A comparison of a column with another column or a value; true if either is missing."""
+    """A comparison of a column with another column or a value; it holds if either is missing."""
 
     text: str
     left: str
@@ -403,7 +404,7 @@ class Schema:
         return None
 
     def check_columns(self, names: Iterable[str], *, place: str) -> None:
-        """Reject data without a learned column, or with a column that is not in the schema."""
+        """Reject data that lacks a learned column or has a column that is not in the schema."""
         data_columns = list(names)
         lacking = [column.name for column in self.learned if column.name not in data_columns]
         faults = [f"add {name} to the data or remove it from the schema" for name in lacking]
@@ -457,7 +458,7 @@ class _SchemaLoader(yaml.SafeLoader):  # type: ignore[misc]
     """
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
-        """Return the number of a scalar, or its text if the number would be written differently."""
+        """Return the number of a scalar, or its text if the number is spelled differently."""
         number = getattr(super(), f"construct_yaml_{node.tag.rpartition(':')[2]}")(node)
         return number if str(number) == node.value else node.value
 

@@ -23,7 +23,7 @@ from dpft.synthesis.schema import FaultyCell, Row, Schema
 from dpft.tasks.templates import spelled
 
 FEWEST = 20
-"""Minimum number of rows or units; from fewer, nothing can be learned that hides each of them."""
+"""Minimum number of rows or units. From fewer, nothing useful can be learned privately."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class PrivateTable:
         return len(set(self.units))
 
     def truncated(self, rows: RowFormat, tokenizer: Any) -> "PrivateTable":
-        """Return the table with each text cut to the most tokens that its column allows."""
+        """Return the table with each text cut to the ``max_tokens`` of its column."""
         truncated = (None if row is None else rows.truncated(row, tokenizer) for row in self.rows)
         return replace(self, rows=tuple(truncated))
 
@@ -75,7 +75,7 @@ class PrivateTable:
         return [row for row in map(self.rows.__getitem__, indices) if row is not None]
 
     def fingerprint(self, key: bytes) -> str:
-        """Return a keyed hash of all rows in order; it is as secret as the key."""
+        """Return a keyed hash of all rows in order, which must stay as secret as the key."""
         digest = hmac.new(key, b"rows of a table\n", hashlib.sha256)
         for row, unit in zip(self.rows, self.units, strict=True):
             digest.update(json.dumps([unit, row]).encode() + b"\n")
@@ -144,7 +144,7 @@ def read_table(
 
 
 def _valid(row: raw_rows.Row, schema: Schema, invalid: str, faults: Counter[str]) -> Row | None:
-    """Return a row as the schema allows it, or None; the result depends only on this row."""
+    """Return a row after validation, or None if it is skipped; this depends only on the row."""
     try:
         return schema.row(row.sound())
     except InputError as error:

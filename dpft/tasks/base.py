@@ -68,7 +68,7 @@ class Example:
     """Text that the model conditions on, including the separator; it has no loss unless
     ``learns_prompt`` is set."""
     target: str
-    """Text that has the loss, without the end-of-text token."""
+    """Text on which the loss is computed, without the end-of-text token."""
     group: str
     """Evaluation generates one prediction for each distinct group; the targets of a group are its
     references."""
@@ -77,15 +77,16 @@ class Example:
     lead: str = ""
     """The beginning of ``prompt``, which is kept when a long prompt is cut; may be empty."""
     cut_start: bool = False
-    """Whether a long prompt loses the beginning of the text between lead and separator, not its
-    end."""
+    """Whether a long prompt loses the beginning of the text between lead and separator instead of
+    its end."""
     cut_target_end: bool = False
-    """Whether a target that is too long loses its end, as plain text does, not its beginning."""
+    """Whether a target that is too long loses its end instead of its beginning, as plain text
+    does."""
     after_start: bool = False
     """Whether a start token precedes the prompt, so that the first token of the prompt can be
     predicted."""
     learns_prompt: bool = False
-    """Whether the prompt, after a start token, has a loss too."""
+    """Whether the loss also covers the prompt, after a start token."""
     rejected: str | None = None
     """For preference data, an answer that is worse than ``target``; else None."""
 
@@ -175,7 +176,7 @@ def shortened(record: Record, letters: int) -> Record:
 
 
 def are_texts(records: Sequence[Record]) -> TypeGuard[Sequence[Example]]:
-    """Return whether every record is a text to learn, as in a text task."""
+    """Return whether every record is an ``Example``, as in a text task."""
     return all(isinstance(record, Example) for record in records)
 
 
@@ -203,7 +204,7 @@ INVALID = (REFUSED, SKIPPED, MISSING)
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusForm:
-    """How the local files of a corpus are read; they may have any names and may be text files."""
+    """How the local files of a corpus are read. The files may have any names."""
 
     column: str
     """The column name for the text of a text file, which has no columns itself."""
@@ -288,14 +289,17 @@ class Task(Section, ABC):
 
     @classmethod
     def chosen(cls, values: Mapping[str, Any]) -> "type[Task]":
-        """Return the class that the given key values select: this class, unless it has forms."""
+        """Return the class that the given key values select.
+
+        This is the class itself, unless it has several forms.
+        """
         return cls
 
     @property
     def lacks(self) -> str | None:
         """A message that asks for a missing key, or None.
 
-        When a run is evaluated, the key is taken from the run.
+        The message is shown only for new runs, because ``run=RUN`` provides the key.
         """
         return None
 
@@ -320,7 +324,7 @@ class Task(Section, ABC):
 
     @property
     def optional_columns(self) -> tuple[str, ...]:
-        """Columns that are read if a row has them; ``examples`` reports those that it needs."""
+        """Columns that are read if a row has them; ``examples`` may reject a row without them."""
         return ()
 
     @property
@@ -344,7 +348,7 @@ class Task(Section, ABC):
 
     @property
     def answers_how(self) -> str:
-        """The work of a trained model that generates no text, as text for messages."""
+        """Description of what a model that generates no text does, for messages."""
         return "chooses labels"
 
     @property
@@ -354,7 +358,7 @@ class Task(Section, ABC):
 
     @property
     def longest(self) -> int:
-        """The length of the longest row: for texts in tokens, and 1 if rows have no length."""
+        """The length of the longest row, in tokens for texts; 1 if rows have no length."""
         return 1
 
     @property
@@ -406,12 +410,12 @@ class Task(Section, ABC):
         return ()
 
     def begun(self, date: str) -> Self:
-        """Return the task as kept by a run that begins on the given day, such as 2026-11-29."""
+        """Return the task with the day on which a run begins, such as 2026-11-29, filled in."""
         return self
 
     @property
     def unit_definition(self) -> str:
-        """Description of one record that follows "one": what ``privacy.unit=example`` protects."""
+        """Description of the record that ``privacy.unit=example`` protects, as text after "one"."""
         return "row of the data; equal rows are records of their own"
 
     @abstractmethod
@@ -449,7 +453,7 @@ class Task(Section, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A task whose rows are read, and which of its rows."""
+    """A task of a mixture, and the part and number of its rows that are read."""
 
     task: Task
     part: str
@@ -500,7 +504,7 @@ class TextualTask(Task):
 
     @property
     def longest(self) -> int:
-        """See ``Task.longest``; final once the model is known (``fitted``)."""
+        """See ``Task.longest``; ``fitted`` replaces the default when the model is known."""
         return LONGEST_DEFAULT if self.max_length is None else self.max_length
 
     @property
@@ -547,12 +551,12 @@ class TextTask(TextualTask):
 
     @property
     def given_columns(self) -> tuple[str, ...]:
-        """Columns of the rows from which a trained model generates: those of the prompt."""
+        """Columns that a row must have for generation with a trained model: those of the prompt."""
         return self.prompt_columns
 
     @property
     def given_form(self) -> str:
-        """Description of such rows, for messages."""
+        """Description of the rows that generation needs, for messages."""
         return ", ".join(self.given_columns)
 
     @property
@@ -567,7 +571,7 @@ class TextTask(TextualTask):
 
     @property
     def from_nothing(self) -> "TextTask | None":
-        """The task of generating a whole record from nothing; None if a prompt must be given."""
+        """The task that generates whole records without a prompt; None if a prompt is needed."""
         return None if self.prompt_columns else self
 
     @abstractmethod
@@ -610,7 +614,7 @@ class TextTask(TextualTask):
 
 
 class SeqToSeqTask(TextTask):
-    """A text task whose prompts end without a separator: a separate decoder writes the answer."""
+    """A text task for seq2seq models, whose prompts need no separator before the answer."""
 
 
 class LabelTask(Task):
@@ -631,7 +635,9 @@ class LabelTask(Task):
 
     @abstractmethod
     def prediction(self, text: str) -> float:
-        """Return the label in a file of predictions, spelled as for ``label_text`` or ``label``.
+        """Return the label that a text in a file of predictions gives.
+
+        The text has the form of ``label_text``, or any form that ``label`` accepts.
 
         Raises:
             InputError: The text is not a label. The message does not quote it.
@@ -651,7 +657,7 @@ class LabelTask(Task):
 
 
 TASKS: Registry[type[Task]] = Registry("dpft.tasks", key="task.name")
-"""All tasks by name; each module of this package registers its class, or one for several names."""
+"""All tasks by name; each module of this package registers its classes."""
 
 
 def chosen_task_class(values: Mapping[str, Any]) -> type[Task]:

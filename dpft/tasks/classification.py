@@ -30,7 +30,7 @@ class ClassTask(LabelTask):
         return self.labels
 
     def label(self, value: Any) -> float:
-        """See ``LabelTask.label``: the number of the class that a value names or numbers."""
+        """See ``LabelTask.label``: the number of the class that a value gives by name or number."""
         return class_number(self.classes, value, "label", key="label")
 
     def prediction(self, text: str) -> float:
@@ -64,7 +64,7 @@ class ClassificationTask(ClassTask, TextualTask):
     """The word that represents each label, one token of the model's tokenizer."""
 
     other_objectives: ClassVar[tuple[str, ...]] = ()
-    """Objectives on the same data that another class implements; ``chosen`` selects the class."""
+    """Further objectives for the same data, which other classes implement (see ``chosen``)."""
 
     def _check_fields(self) -> None:
         super()._check_fields()
@@ -178,7 +178,7 @@ def check_classes(labels: Sequence[str]) -> None:
 
 
 def class_number(labels: Sequence[str], value: Any, what: str, *, key: str) -> float:
-    """Return the number of the class that a value names or numbers.
+    """Return the number of the class that a value gives by name or number.
 
     Args:
         labels: Names of the classes, in the order of their numbers.
@@ -197,7 +197,7 @@ def class_number(labels: Sequence[str], value: Any, what: str, *, key: str) -> f
 
 
 def but_is_empty(value: Any) -> str:
-    """Return the end of a message about an invalid label: whether the value is empty."""
+    """Return the end of a message about an invalid label, if the value is empty."""
     is_empty = value is None or value != value or (isinstance(value, str) and not value.strip())
     return ", got an empty value" if is_empty else ""
 

@@ -70,7 +70,7 @@ class CorpusTask(OwnRows, TextTask):
 
     @property
     def public_num_train_examples(self) -> int | None:
-        """See ``Task.public_num_train_examples``; C4's own number if none is configured."""
+        """See ``Task.public_num_train_examples``; C4's published number if none is configured."""
         if self.num_train_examples is None and self.is_published("train"):
             return C4_TEXTS.get(self.hub_config or "")
         return super().public_num_train_examples
@@ -81,7 +81,7 @@ class CorpusTask(OwnRows, TextTask):
         return self.chunks_per_record
 
     def objective_for(self, kind: str) -> str:
-        """Return the objective by which a kind of model learns a text.
+        """Return the objective with which a model of the given kind learns a text.
 
         Raises:
             InputError: The objective is for another kind of model.
@@ -121,7 +121,7 @@ class CorpusTask(OwnRows, TextTask):
 
     @property
     def from_nothing(self) -> "CorpusTask | None":
-        """See ``TextTask.from_nothing``: whole texts, if the model has learned whole texts."""
+        """See ``TextTask.from_nothing``: this task, if the model has learned whole texts."""
         return self if self.objective in (None, NEXT) else None
 
     @property
@@ -131,7 +131,7 @@ class CorpusTask(OwnRows, TextTask):
 
     @property
     def holds_lists(self) -> bool:
-        """See ``TextTask.holds_lists``: the list of texts that fill the gaps of a text."""
+        """See ``TextTask.holds_lists``: true for gaps, whose filling texts are a list."""
         return self.objective == SPANS
 
     @property

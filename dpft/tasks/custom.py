@@ -5,7 +5,7 @@ The keys of ``task=custom`` select the form of the data (`form_of`):
 - templates of a prompt and a target
 - one template of a plain text
 - a text and the column of its class
-- messages, of which the assistant's last message is learned and the earlier ones are read
+- messages, of which the model learns the assistant's last one and reads the earlier ones
 """
 
 import datetime
@@ -49,7 +49,7 @@ FORMS = (
 
 
 class CustomFields(OwnRows):
-    """The fields of every form; by itself, a task whose form is not selected yet."""
+    """The fields of every form. Without a form, the task is incomplete."""
 
     source: Source = "local"
     prompt_template: str | None = Field(default=None, alias="prompt")
@@ -141,7 +141,7 @@ class CustomFields(OwnRows):
 
     @property
     def untyped_columns(self) -> tuple[str, ...]:
-        """All columns, because a template writes numbers as well as text."""
+        """All columns, because a template can insert numbers as well as text."""
         return self.columns
 
     def is_published(self, split: str) -> bool:
@@ -169,7 +169,7 @@ def form_of(values: Mapping[str, Any]) -> frozenset[str] | None:
     if not given_keys:
         return None
     for form in (TEMPLATES, PLAIN, CHAT, LABELS):
-        # with templates, task.label names a column that may contain only the names in task.labels
+        # with templates, task.label names a column whose only allowed values are task.labels
         if given_keys in (form, form | {"label"} if form is TEMPLATES else form):
             return form
     names = " and ".join(f"task.{key}" for key in FORM_KEYS if key in given_keys)
@@ -248,7 +248,7 @@ class CustomLabels(CustomFields, ClassificationTask):
 
 TEXT_METRICS = ("bleu", "rouge_l", "perplexity", "distinct_1", "distinct_2", "mean_length")
 PLAIN_METRICS = ("perplexity",)
-"""Plain text has no prompt, so there is no answer to generate."""
+"""Metrics of plain text, which has no prompt and therefore no generated answers to score."""
 
 
 class CustomTexts(CustomFields, TextTask):
@@ -264,7 +264,7 @@ class CustomTexts(CustomFields, TextTask):
             prompt = self._prompt
             if prompt.columns and not prompt.literals[-1] + self._target.literals[0]:
                 raise InputError(
-                    # a text of both without a separator could not be split again
+                    # Otherwise a generated text could not be split into prompt and target.
                     "task.learn_prompt=true needs text or a line break between the last column of"
                     " task.prompt and the first column of task.target, got none after"
                     f" {{{prompt.columns[-1]}}}. End task.prompt with \\n, for example.",
@@ -328,7 +328,7 @@ class CustomTexts(CustomFields, TextTask):
         )
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
-        """See ``Task.canary``: the canary is cut and learned like the user's own records."""
+        """See ``Task.canary``: a canary is cut and learned like the other records."""
         plain = super().canary(read, learned, number=number)
         return replace(
             plain,
@@ -344,15 +344,15 @@ class CustomTexts(CustomFields, TextTask):
 
     @property
     def from_nothing(self) -> "CustomTexts | None":
-        """See ``TextTask.from_nothing``: a learned prompt and its target are one text."""
+        """See ``TextTask.from_nothing``: a learned prompt and its target become one text."""
         if not self.learn_prompt:
             return None if self.prompt_columns else self
         return WholeRows(**values_of(self, CustomFields))
 
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
-        """See ``TextTask.record``: the prompt's columns, and the target's as read from the text.
+        """See ``TextTask.record``: the prompt's columns, and the target's parsed from the text.
 
-        The columns have the names in the user's file. A blank text is not a row, as in training.
+        The columns have the names in the user's file. As in training, a blank text gives no row.
         """
         written = self._target.read(text)
         if written is None or self._target.is_blank(written) or not self.has_label(written):
@@ -416,7 +416,7 @@ SAME_AS = {
 FUNCTION_CALL = "function_call"
 """ShareGPT's role for an assistant's message that contains a call: {"name": …, "arguments": …}."""
 OF_TEMPLATES = ("tool_calls", "tool_call_id", "name", "reasoning_content")
-"""Further fields of a message that chat templates read."""
+"""Names of further fields of a message that chat templates read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -595,7 +595,7 @@ def _in_form_of(original: Mapping[str, Any], message: Message) -> dict[str, Any]
 
 
 def _shown(message: Message) -> str:
-    """Return a message as text, from which a record's fingerprint and group are made."""
+    """Return a message as text, which determines a record's fingerprint and group."""
     return f"{message.role}: {message.content}" + (f" {message.more}" if message.more else "")
 
 
@@ -674,7 +674,7 @@ def _json(value: Any) -> Any:
 
 @TASKS.register("custom")
 class CustomTask(CustomFields):
-    """A task on your own data whose form is not known: ``chosen`` returns the form's class."""
+    """A task on your own data whose form is not known yet; ``chosen`` returns the form's class."""
 
     @classmethod
     def chosen(cls, values: Mapping[str, Any]) -> type[Task]:

@@ -1,7 +1,7 @@
 """The DART task: from a set of triples to a sentence (Nan et al. 2021, arXiv 2007.02871).
 
-A row is a tripleset with one or more texts. In training, it is one pair for each text. In scoring,
-it is one input with all its texts as references. The tripleset is linearized as in Li et al. 2022
+A row is a tripleset with one or more texts. For training, each text gives one pair. For scoring, a
+row is one input with all its texts as references. The tripleset is linearized as in Li et al. 2022
 (arXiv 2110.05679), Table 12:
 
 >>> linearise([("Hawaii Five-O", "NOTES", "Pilot"), ("[TABLECONTEXT]", "TITLE", "Hawaii Five-O")])

@@ -67,7 +67,7 @@ class E2ETask(TextTask):
     either."""
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
-        """Return the row's example: linearized record and separator, reference, and record.
+        """Return the row's example: the linearized record is the prompt, the reference the target.
 
         Raises:
             InputError: The meaning representation does not have the form ``field[value], …``.

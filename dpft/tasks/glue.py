@@ -1,7 +1,7 @@
-"""GLUE tasks (Wang et al. 2019, arXiv 1804.07461): by infilling, with a head, or text to text.
+"""GLUE tasks (Wang et al. 2019, arXiv 1804.07461): infilling, classifier, or text to text.
 
-Text to text is the form of T5. The record is a prompt with the names of its columns, and its label
-is a word to generate.
+In the text-to-text form of T5, the prompt contains the texts with their column names, and the model
+generates the label as a word.
 """
 
 import math
@@ -48,7 +48,7 @@ class GlueFields(TextualTask):
 
     published_hub_name: ClassVar[str | None] = "nyu-mll/glue"
     untyped_columns: ClassVar[tuple[str, ...]] = ("label",)
-    """The column of the label, which contains a number or the name of a class."""
+    """The label column, which contains a number or the name of a class."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ class GlueFields(TextualTask):
 
 TEXT2TEXT = "text2text"
 NO_LABEL = -1.0
-"""Label of a text that spells no label, as in T5's own evaluation."""
+"""Label of a generated text that is not a label, as in T5's own evaluation."""
 STEPS_PER_POINT = 5
 """Scores are rounded to multiples of one fifth."""
 
@@ -155,7 +155,7 @@ class GlueTexts(GlueFields, SeqToSeqTask):
         return (replace(self.prompt(row), target=self.target(self.label(row["label"]))),)
 
     def target(self, label: float) -> str:
-        """Return the text by which a label is learned.
+        """Return the text that the model learns to generate for a label.
 
         >>> GlueTexts(name="stsb", labels=("different", "same"), max_score=5.0).target(3.75)
         '3.8'
@@ -171,7 +171,7 @@ class GlueTexts(GlueFields, SeqToSeqTask):
         return Example(prompt=text, target="", group=text, lead=self.name)
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
-        """See ``Task.canary``: all words that are read are in the first column."""
+        """See ``Task.canary``: the first column contains all words that the model reads."""
         row = dict.fromkeys(self.text_columns, "") | {self.text_columns[0]: " ".join(read)}
         return replace(self.prompt(row), target=" ".join(learned))
 

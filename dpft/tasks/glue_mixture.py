@@ -1,8 +1,9 @@
 """All GLUE tasks as one text-to-text task for T5 (Raffel et al. 2020, section 3.5.2).
 
 The share of each task in a batch is proportional to its number of records, up to ``mixture_limit``
-records (examples-proportional mixing with an artificial limit). With the limit, the first rows of a
-task are taken. Which rows come first depends on other rows, so a private run takes all rows.
+records (examples-proportional mixing with an artificial limit). The limit keeps the first rows of a
+task. Adding a record could move another record beyond the limit, so a private run does not support
+the limit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,7 @@ class GlueMixture(SeqToSeqTask):
                 "task.tasks must name at least one task of GLUE, got none.", key="task.tasks"
             )
         for name in self.tasks:
-            self._member(name)  # report an invalid task now
+            self._member(name)  # rejects an invalid task early
 
     @property
     def from_nothing(self) -> None:
@@ -70,7 +71,7 @@ class GlueMixture(SeqToSeqTask):
         return sum(min(size, self.mixture_limit or size) for size in sizes)
 
     def parts(self, split: str) -> tuple[str, ...]:
-        """See ``Task.parts``: each task's parts, prefixed by its name; one part for training."""
+        """See ``Task.parts``: ``TASK_PART`` for each task's parts; a single part for training."""
         if split == TRAIN:
             return (TRAIN,)
         return tuple(

@@ -2,7 +2,8 @@
 
 One record is one utterance with its history (Li et al. 2022, arXiv 2110.05679, section 2). The
 persona and the speakers have their own tokens, as in the code on which Li et al. build (Hugging
-Face's entry to ConvAI2). The reply is speaker2's, and the history alternates backwards from it.
+Face's entry to ConvAI2). The reply is a turn of speaker2. Going backwards from the reply, the turns
+of the history alternate between the speakers.
 """
 
 import re
@@ -142,10 +143,10 @@ def _turns(value: Any) -> list[tuple[str, str]]:
 
 
 def _texts(value: Any, column: str) -> Sequence[str]:
-    """Return the texts of a column, in which no special token is spelled.
+    """Return the texts of a column, changed so that they contain no special token.
 
-    A blank is inserted into a spelled token, because the text of a record must not change the
-    speaker.
+    If a text contains the name of a special token, a blank is inserted into it, because the text of
+    a record must not change the speaker.
     """
     stripped = (text.strip() for text in texts_of(value, column))
     return [_SPELLED.sub(lambda match: f"< {match[0][1:]}", text) for text in stripped]

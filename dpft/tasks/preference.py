@@ -50,7 +50,8 @@ class PreferenceTask(OwnRows, TextTask):
     own_defaults: ClassVar[bool] = True
     holds_lists: ClassVar[bool] = True
     has_canaries: ClassVar[bool] = False
-    """Audits measure the loss of one row, and a pair has one loss for two rows."""
+    """No canaries, because audits measure the loss of one row, but a pair has one loss for two
+    rows."""
     is_checked_by_model: ClassVar[bool] = True
     unit_definition: ClassVar[str] = "pair (row of the data); equal ones are records of their own"
 

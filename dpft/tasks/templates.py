@@ -41,7 +41,8 @@ class Part:
     """A segment of a template: a record's text, the mask, or the template's own text."""
 
     text: str
-    """The template's own text, including the blank before it; or the name of the place."""
+    """The template's own text, including the blank before it; or the placeholder, such as
+    ``<S1>``."""
     source: int | None = None
     """Index of the record's text that the segment represents; None for the mask and the template's
     text."""
@@ -62,7 +63,7 @@ class Template:
 
     @classmethod
     def parse(cls, text: str, *, texts: int, key: str = "task.template") -> "Template":
-        """Return the template that ``text`` spells.
+        """Parse a template from its text.
 
         A blank belongs to the segment that follows it, as in byte-level tokenizers. A blank at the
         end is removed.
@@ -99,7 +100,7 @@ class Template:
 
     @property
     def ends_with_mask(self) -> bool:
-        """Whether the answer continues the text."""
+        """Whether the answer comes at the end of the text."""
         return self.parts[-1].is_mask
 
     @property
@@ -146,8 +147,8 @@ class ColumnTemplate:
     columns: tuple[str, ...]
     """The columns in order; a column may occur twice."""
     seams: frozenset[tuple[int, int]] = frozenset()
-    """Positions in the literals, as literal and letter index, at which a text to be read may have a
-    blank."""
+    """Positions in the literals, as indices of a literal and of a character, at which ``read``
+    accepts an optional blank."""
 
     @classmethod
     def parse(cls, text: str, *, key: str, needs_column: bool = True) -> "ColumnTemplate":
@@ -175,7 +176,7 @@ class ColumnTemplate:
         return self.literals[-1] if self.columns else ""
 
     def followed_by(self, other: "ColumnTemplate") -> "ColumnTemplate":
-        """Return the template of both texts as one text, as a model generates it.
+        """Return one template for this text followed by another, as a model generates them.
 
         A model has learned the lead, the columns with the separator, and the other text as
         separately tokenized segments. Some tokenizers (Llama's and the bundled model's) start a
@@ -214,7 +215,7 @@ class ColumnTemplate:
         return not any(self._value(row, column).strip() for column in self.columns)
 
     def read(self, text: str) -> dict[str, str] | None:
-        """Return the columns from which ``fill`` makes the text, or None if there are none.
+        """Return the columns from which ``fill`` would make the text, or None if it cannot.
 
         Blanks around the text are ignored. If several divisions fit, earlier columns are as short
         as possible.
@@ -234,7 +235,7 @@ class ColumnTemplate:
         return re.compile("".join(parts), re.DOTALL)
 
     def _literal(self, place: int) -> str:
-        """Return the pattern of a literal; blanks around the whole text are ignored."""
+        """Return the regular expression of a literal; blanks around the whole text are ignored."""
         text = self.literals[place]
         cuts = [0, *sorted(cut for at, cut in self.seams if at == place), len(text)]
         pieces = [text[a:b] for a, b in pairwise(cuts)]

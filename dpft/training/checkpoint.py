@@ -132,7 +132,7 @@ WAY_OUT = (
 def read_state(path: Path, ranks: Ranks = ALONE) -> CheckpointState:
     """Return ``state.json``, after checking its checksum and those of this rank's share of files.
 
-    The generator states may be missing, because they are deleted when a run has ended.
+    The file of keys or generator states may be missing, because it is deleted when a run has ended.
 
     Raises:
         InputError: The checkpoint has another schema version.
@@ -222,7 +222,7 @@ _PLACE = "file"
 
 @dataclass(frozen=True, kw_only=True)
 class KeyFile:
-    """Content and originality of a key file."""
+    """Content of a key file, and whether the file is the original or a copy."""
 
     content: Mapping[str, Any]
     """The written content; secret."""
@@ -276,11 +276,11 @@ class Checkpoint:
     path: Path
     step: int
     run: BoundRun
-    """Values that the run was bound to when the checkpoint was written."""
+    """Values that must be the same when the run resumes from this checkpoint."""
     keys_changed: int = 0
     """Time when the file of secret keys was written, in nanoseconds."""
     histories: tuple[str, ...] = ()
-    """Names of the files with noise that later noise is correlated with."""
+    """Names of the files with earlier noise, with which later noise is correlated."""
 
     @property
     def has_keys(self) -> bool:
@@ -318,12 +318,12 @@ def save_checkpoint(
         folder: The folder for checkpoints, ``private/checkpoints``.
         step: Number of steps that the weights have taken.
         training_state: The state to save.
-        run: Values that the run is bound to; only rank 0 has them.
+        run: Values that must be unchanged when the run resumes; only rank 0 has them.
         generators: The keys or generator states of this step; only rank 0 has them.
         keep: Number of checkpoints to keep.
         shards: The sharded model; None if the model is not sharded.
-        history: This rank's noise that later noise is correlated with; None on every rank if there
-            is no such noise.
+        history: This rank's earlier noise with which later noise is correlated; None on every rank
+            if the noise of different steps is independent.
         ranks: All processes of the run.
 
     Returns:
@@ -373,7 +373,7 @@ def save_checkpoint(
 
 
 def _make_empty(partial: Path) -> None:
-    """Create the folder to write a checkpoint in; remove those that killed processes left."""
+    """Create an empty folder for a new checkpoint; remove unfinished ones of killed processes."""
     partial.parent.mkdir(mode=0o700, exist_ok=True)
     sync_folder(partial.parent.parent)
     for stale in partial.parent.glob(PARTIAL_CHECKPOINT):
@@ -474,7 +474,7 @@ class ResumePoint:
         return self.checkpoint.run.run_id
 
     def plan(self) -> PrivacyPlan:
-        """Return the plan that the run was bound to.
+        """Return the plan that the run followed, and must still follow when it resumes.
 
         Raises:
             StateError: The checkpoint has no plan, or its plan differs from the plan in the ledger.
@@ -549,8 +549,8 @@ PROMISES = {
     "reproducible": "privacy.noise_seed",
     "show_diagnostics": "privacy.show_diagnostics",
 }
-"""Configuration key of each statement in a report that depends only on that key, not on
-the plan."""
+"""Statements of a report that do not depend on the plan, each with the one configuration key that
+determines it."""
 
 
 def promises(privacy: DifferentialPrivacy) -> dict[str, bool]:

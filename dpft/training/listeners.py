@@ -1,12 +1,12 @@
 """Interfaces that follow the steps of a training run, and windows of ten steps for public output.
 
 Listeners receive only public information: no loss, no norm and no batch size (docs/dev/design.md,
-rule 7). The duration of a step depends on the size of its batch, which is private. All output
-during training reveals a time: an update of a bar, a log line or a point of a tracker. All output
-therefore appears only at window boundaries, which are at least ten steps apart. Windows of ten
-steps mitigate this leak, but epsilon does not cover times. ``StepProgress`` draws the bar and logs
-lines with steps, current epsilon, elapsed time, remaining time, and a rate based on the expected
-batch size.
+rule 7). The duration of a step depends on the size of its batch, which is private. Any output
+during training reveals a time, whether it is an update of a bar, a log line or a point of a
+tracker. Output therefore appears only at window boundaries, which are at least ten steps apart.
+Windows of ten steps mitigate this leak, but epsilon does not cover times. ``StepProgress`` draws
+the bar and logs lines with steps, current epsilon, elapsed time, remaining time, and a rate based
+on the expected batch size.
 """
 
 import logging
@@ -76,8 +76,8 @@ class StepWindows:
     Guarantees:
         The time between two boundaries is the duration of whole, non-overlapping windows of ten
         steps or more. This holds for all sessions, for all values of ``every``, and for all sums
-        and differences of such times. This class does not hide the times at which a session starts
-        off the grid or is interrupted.
+        and differences of such times. This class does not hide when a session is interrupted, or
+        when it starts between two boundaries (off the grid).
 
     Attributes:
         start: Number of steps taken before the session.
@@ -139,8 +139,8 @@ class StepProgress:
         self._steps, self._counted = steps, counted
         self._expected_batch_size = expected_batch_size
         self._timed, self._seconds = 0, 0.0
-        """Number of steps of the session with a known duration; ``_seconds`` is their total
-        duration."""
+        """Number of this session's steps whose duration is known; ``_seconds`` is the total
+        duration of these steps."""
         self._fastest, self._slowest = math.inf, 0.0
         """Seconds per step of the fastest and of the slowest window of ten steps or more."""
         self._lines = StepWindows(0, steps)

@@ -61,10 +61,10 @@ class StepEngine(Protocol):
         """
 
     def begin(self) -> None:
-        """Record the plan that the run is bound to, once its first checkpoint is complete."""
+        """Record the plan that the run must follow, once its first checkpoint is complete."""
 
     def check(self) -> None:
-        """Raise a RunError if released values that no step updates have changed."""
+        """Raise a RunError if a released value has changed although no step may update it."""
 
     def state(self) -> EngineState:
         """Return the random state of the next step, for a checkpoint; secret."""
@@ -94,7 +94,7 @@ class TrainingSet:
     layout: Layout
     device: torch.device
     micro_batch_tokens: int | None = None
-    """Maximum of rows times padded tokens in a micro-batch; None for no limit."""
+    """Maximum number of tokens in a micro-batch (rows times padded length); None for no limit."""
     units: Sequence[Sequence[int]] | None = None
     """Positions in ``examples`` of the records of each privacy unit, at most ``micro_batch_size``
     per unit. None if each example is a unit."""
@@ -201,11 +201,11 @@ def compute_gradient(
 
 
 def sent_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield batches on a device; on an accelerator, copy the next batch before each one is used.
+    """Yield batches on a device; on an accelerator, copy each batch while the previous one is used.
 
-    Meanwhile, a thread creates the batch after that. The thread uses only randomness that is keyed
-    by step and record, so the batches do not change. An error in the thread is raised here, before
-    any later batch is used.
+    At the same time, a thread creates the batch after the next one. The thread uses only randomness
+    that is keyed by step and record, so batches are the same without it. An error in the thread is
+    raised here, before any later batch is used.
     """
     if device.type == "cpu":
         yield from batches

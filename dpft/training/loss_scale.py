@@ -69,7 +69,7 @@ class ScaleState:
     waited: int = 0
     """Number of windows since the last trial."""
     signal: float = 0.0
-    """Estimated squared norm of the clipped sum at the current scale, over its last window."""
+    """Estimated squared norm of the clipped sum in the last window at the current scale."""
     variance: float = 0.0
     """Variance of ``signal``."""
     steps: int = 0
@@ -82,7 +82,7 @@ class ScaleState:
 
 
 class AdaptiveLossScale:
-    """The loss scale of the next step, and the step log that passes each noisy gradient to it.
+    """Step log that also adapts the loss scale to the noisy gradients that it records.
 
     Guarantees:
         The scale is a function of the configuration and of the noisy gradients recorded so far. The
@@ -92,10 +92,10 @@ class AdaptiveLossScale:
     def __init__(
         self, log: StepLog, *, start: float, state: Mapping[str, Any] | None = None
     ) -> None:
-        """Start at a scale, or continue from a state that ``state()`` returned.
+        """Start at the scale ``start``, or continue from a state that ``state()`` returned.
 
-        The log records a step before the scale changes. If the log rejects a step, the scale does
-        not change.
+        Every step is first recorded in ``log``. If ``log`` rejects the step, the scale does not
+        change.
         """
         self._log, self._start = log, start
         self._now = ScaleState(scale=start)
@@ -185,7 +185,7 @@ def scaled(
 ) -> tuple[StepLog, LossScale]:
     """Return the log of the run's steps, and the factor for its losses.
 
-    ``state`` is the state of an adaptive scale in a checkpoint; None if the scale starts.
+    ``state`` is the state of an adaptive scale from a checkpoint; None if there is no such state.
     """
     if not settings.adaptive_loss_scale:
         return log, settings.backward_scale

@@ -1,10 +1,10 @@
 """Engines for training without noise, with ordinary or clipped gradients.
 
 Non-private training must be chosen explicitly with ``privacy=none``, and never prints an epsilon.
-With a clipping norm, it is a private run without noise (the rows "clipped, no noise" of the
-papers). It has the same Poisson draws, clipped sums and divisor. The comparison with ordinary
-training therefore shows the cost of clipping. The comparison with a private run shows the cost of
-noise.
+With a clipping norm, it differs from a private run only in the missing noise (the rows "clipped, no
+noise" of the papers): Poisson draws, clipped sums and divisor are the same. A comparison with
+ordinary training therefore shows the cost of clipping. A comparison with a private run shows the
+cost of noise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -146,7 +146,7 @@ class OrdinaryEngine:
 
 
 class ClippedEngine:
-    """Engine with the steps of a private run without noise; its results are not private.
+    """Engine that takes the steps of a private run, but adds no noise; the results are not private.
 
     Like ``PrivacyEngine``, it divides the sum of clipped gradients of a Poisson draw by the
     expected batch size. It has no noise and no ledger. Draws and dropout masks are derived from

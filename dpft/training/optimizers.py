@@ -47,7 +47,7 @@ class OptimizerConfig(Section, ABC):
 
     @property
     def decay_of_mean(self) -> float:
-        """The share of a step's gradient that momentum carries to the next step."""
+        """The share of the mean of gradients (momentum) that is kept from one step to the next."""
         return 0.0
 
     @abstractmethod
@@ -137,14 +137,14 @@ class Adam(AdamW):
 
 @OPTIMIZERS.register("adafactor")
 class Adafactor(OptimizerConfig):
-    """Adam with second moments by rows and columns (Shazeer and Stern 2018, arXiv 1804.04235).
+    """Adam that stores second moments as sums over rows and columns (Shazeer and Stern 2018).
 
-    This is the optimizer of Transformers, with Algorithms 4 and 5 as in T5X. By default the
-    learning rate is multiplied by the root mean square of the tensor. There is no momentum. The
-    Adafactor of torch differs in two ways. It limits the learning rate to 1 / sqrt(steps taken). It
-    also keeps second moments above 1e-14, while those of a private gradient are often smaller. For
-    example, noise 0.4, clipping norm 0.001 and a batch of 8,192 give 2e-15 (Ponomareva et al.
-    2022).
+    This is the optimizer of Transformers, with Algorithms 4 and 5 of the paper (arXiv 1804.04235)
+    as in T5X. By default the learning rate is multiplied by the root mean square of the tensor.
+    There is no momentum. The Adafactor of torch differs in two ways. It limits the learning rate to
+    1 / sqrt(steps taken). It also raises second moments to at least 1e-14, while those of a private
+    gradient are often smaller. For example, a noise multiplier of 0.4, a clipping norm of 0.001 and
+    a batch size of 8,192 give 2e-15 (Ponomareva et al. 2022).
 
     There are two differences from T5X. For a tensor with three or more dimensions, the last two are
     factored; T5X factors the two largest (T5 has no such tensors). Weight decay is off by default
@@ -200,7 +200,7 @@ class Adafactor(OptimizerConfig):
 
 @OPTIMIZERS.register("sgd")
 class SGD(OptimizerConfig):
-    """Gradient descent; on the private gradient, DP-SGD (Abadi et al. 2016)."""
+    """Gradient descent, which is DP-SGD on the private gradient (Abadi et al. 2016)."""
 
     name: str = "sgd"
     momentum: Fraction = 0.0
@@ -353,7 +353,7 @@ def learning_rate_of(training_state: "TrainingState", step: int) -> float:
 def learning_rate_factor(
     phases: Sequence[MethodPhase], learning_rate: float
 ) -> Callable[[int], float] | None:
-    """Return a factor for ``learning_rate`` at each step (counted from 0), or None if all are 1.
+    """Return the factor of ``learning_rate`` by step, counted from 0; None if it is always 1.
 
     Raises:
         InputError: A phase has its own learning rate and ``learning_rate`` is 0.

@@ -8,10 +8,10 @@ never contains a loss, a gradient norm, a clipped fraction, a batch size or a se
 batch size. Lines therefore appear only at boundaries of ``StepWindows`` (docs/dev/design.md, rule
 7).
 
-A resumed run repeats steps whose lines are already in the file. The new lines replace the old ones
-at the next boundary, so that each step has one line. Lines of steps that the run has not yet
-repeated remain until then. The last step in the file therefore never decreases, and trackers
-receive each step only once.
+A resumed run repeats steps whose lines are already in the file. At each boundary, new lines replace
+the old lines of the same steps, so that each step has one line. Lines of steps that the run has not
+yet repeated remain. The last step in the file therefore never decreases, and trackers receive each
+step only once.
 """
 
 import logging
@@ -46,9 +46,9 @@ class ProgressReader(Protocol):
 class ProgressRecord:
     """Listener that follows the steps of a session and writes progress.jsonl.
 
-    Between two boundaries, private/progress.jsonl contains the lines. They are the lines of the
-    checkpoint that the session started from, and scores that are not public yet. At the next
-    boundary they replace the public lines.
+    Between two boundaries, new lines are only in private/progress.jsonl. This file contains the
+    lines up to the checkpoint that the session started from, and scores that are not public yet. At
+    the next boundary, its lines replace the public lines of the same steps.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ProgressRecord:
         self._marked_time = 0.0
 
     def begin(self, step: int) -> None:
-        """See ``StepListener``; lines of later steps describe weights that no longer exist."""
+        """See ``StepListener``; drop lines of later steps, whose weights no longer exist."""
         self._start = step
         self._marked_step, self._marked_time = None, self._clock()
         if any(line_step > step for line_step in self._lines):

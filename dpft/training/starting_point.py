@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The step and the secrets with which all processes start; secret, because it contains keys."""
+    """The step and the random keys with which all processes start; secret."""
 
     done: int
     """Number of steps that the weights have taken."""
@@ -51,10 +51,10 @@ class Start:
     stream: int = 0
     """Number of steps in the ledger when the current noise stream began."""
     history: str | None = None
-    """Path of the checkpoint with the noise that the noise of the next steps is correlated with;
-    None if a new stream begins."""
+    """Path of the checkpoint that stores the earlier noise with which the noise of the next steps
+    is correlated; None if a new stream begins."""
     loss_scale: Mapping[str, Any] | None = None
-    """State of an adaptive loss scale; None if the scale starts or is not adaptive."""
+    """State of an adaptive loss scale; None if the scale is not adaptive, or has no state yet."""
 
 
 def ordinary_start(resume_point: ResumePoint | None, *, steps: int) -> Start:
@@ -83,7 +83,7 @@ def open_ledger(
     Args:
         stack: Exit stack that closes both files.
         folder: Folder of the run.
-        plan: The plan that the run is bound to.
+        plan: The plan that the run must follow.
         privacy: The privacy configuration; a noise seed in it makes the keys predictable.
         resume_point: The point at which the run was interrupted; None for a new run.
         clipper: How the gradients of each phase are clipped, for the first line of the ledger.
@@ -183,10 +183,10 @@ def last_step_within_budget(
 
 
 def share_start(start: Start | None, training_state: TrainingState, ranks: Ranks) -> Start:
-    """Return rank 0's start on each rank, and copy its weights and optimizer state to the others.
+    """Return rank 0's start on each rank, and copy rank 0's weights and moments to the others.
 
-    Shards do not change, because each rank has its own shard and the moments of this shard. If the
-    model is not sharded, the moments may be missing on all ranks except rank 0.
+    If the model is sharded, nothing is copied, because each rank has its own shard and the moments
+    of this shard. If the model is not sharded, only rank 0 must have the moments.
     """
     if ranks.size == 1:
         assert start is not None

@@ -118,7 +118,7 @@ def require_package(module: str, tracking: str) -> None:
 
 @TRACKING.register("tensorboard")
 class TensorBoard(TrackerConfig):
-    """The ``tracking`` section of the configuration."""
+    """Configuration of ``tracking=tensorboard``."""
 
     name: str = "tensorboard"
 
@@ -202,7 +202,7 @@ FINISH_SECONDS = 60
 
 @TRACKING.register("wandb")
 class WeightsAndBiases(TrackerConfig):
-    """The ``tracking`` section of the configuration."""
+    """Configuration of ``tracking=wandb``."""
 
     name: str = "wandb"
     project: str = "dpft"
@@ -320,7 +320,7 @@ def _is_logged_in() -> bool:
 
 @contextmanager
 def _no_reports() -> Iterator[None]:
-    """Keep wandb from reporting its own errors to its developers.
+    """Prevent wandb from reporting its own errors to its developers.
 
     wandb reads the environment variable only once, so the variable is set for the whole block.
     """

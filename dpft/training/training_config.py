@@ -4,12 +4,13 @@
 parameters. Norms, clip factors, sums and the optimizer state are always float32, and noise is
 always float64.
 
-Half precision has a limitation (docs/dev/design.md, rule 2). A longer record pads the other records
-of its micro-batch, so the rounding of their losses changes. In bf16 on a CPU, the sum of the other
-records changed by up to 2.6e-3 * privacy.max_grad_norm in our measurements. The whole sum changed
-by up to 1.0001 times privacy.max_grad_norm. In fp32, the clip factors reserve a margin for rounding
-(``CompensatedSums``). Epsilon depends on the whole sum. The excess was measured on small models and
-is not bounded by a proof. The report states this next to the precision.
+Half precision has a limitation (docs/dev/design.md, rule 2). If a longer record joins a
+micro-batch, the other records get more padding, which changes the rounding of their losses. In bf16
+on a CPU, such a record changed the sum of the other records by up to 2.6e-3 *
+privacy.max_grad_norm in our measurements, and the whole sum by up to 1.0001 *
+privacy.max_grad_norm. Epsilon assumes at most 1 * privacy.max_grad_norm. In fp32, the clip factors
+reserve a margin for rounding (``CompensatedSums``). In half precision, the excess was measured on
+small models and is not bounded by a proof. The report states this next to the precision.
 """
 
 import logging
@@ -57,15 +58,16 @@ LARGEST_DEFAULT_BATCH = 1024
 DEFAULT_BATCHES = 4
 """Minimum number of expected batches per epoch if no batch size is configured."""
 FEW_EXAMPLES = 5_000
-"""Maximum number of examples for which a step draws half of a user's records by default. The noise
-is then spread over more records, and the fewer steps each need less noise."""
+"""Maximum number of examples for which a step draws half of a user's records by default. With such
+large batches, the noise is spread over more records, and there are fewer steps, each of which needs
+less noise."""
 OWN_EPOCHS = 10
 OWN_LEARNING_RATES = {"linear_probe": 5e-2}
 """Default learning rates by method. A new head has few parameters, so its signal is large compared
 with the noise."""
 SMALL_LEARNING_RATE, LARGE_LEARNING_RATE = 2e-3, 1e-2
-"""Default learning rates of methods that train the weights of the model, and of methods that add or
-select a few weights."""
+"""Default learning rates: the small one for methods that train the model's weights
+(``OF_ALL_WEIGHTS``), the large one for methods that add or select a few weights."""
 OF_ALL_WEIGHTS = frozenset(("full", "retrain", "top2", "two_phase", "rgp"))
 AUTO = "auto"
 HALF_BUCKET, BUCKET = 16, 8

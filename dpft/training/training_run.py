@@ -83,7 +83,7 @@ class TrainingRun:
     folder: Path
     """Folder of the run, which rank 0 has created."""
     plan: StepsPlan
-    """The plan that the run is bound to: a ``PrivacyPlan``; or a ``ClippingPlan`` for a run that
+    """The plan that the run must follow: a ``PrivacyPlan``; or a ``ClippingPlan`` for a run that
     clips but adds no noise."""
     model: nn.Module
     """The model, prepared by ``method``."""
@@ -417,7 +417,7 @@ class TrainingRun:
         )
 
     def _bound(self) -> BoundRun:
-        """Return the values that a checkpoint binds the run to when it resumes."""
+        """Return the values of a checkpoint that must be unchanged when the run resumes."""
         plan = self.plan
         if not isinstance(plan, PrivacyPlan):
             return BoundRun(clipping=plan if isinstance(plan, ClippingPlan) else None)

@@ -226,7 +226,7 @@ def write_tensors(
 
 
 def write_history(folder: Path, history: Mapping[str, Tensor], ranks: Ranks) -> dict[str, str]:
-    """Write the noise of each rank that later noise is correlated with; return the checksums.
+    """Write each rank's earlier noise, with which later noise is correlated; return checksums.
 
     Every rank calls this function. A rank without such noise writes no file.
 

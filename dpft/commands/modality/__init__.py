@@ -55,7 +55,7 @@ class Modality(ABC):
             task: The task of the run.
             architecture: The architecture of the model.
             head: The head of the model.
-            folder: Folder in which a run saved its own processor; None uses the model's.
+            folder: Folder in which a run saved its own processor; None uses the model's processor.
             tokens: Tokens that a tokenizer must have in addition to its own.
         """
 

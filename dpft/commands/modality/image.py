@@ -28,7 +28,7 @@ BILINEAR = 2
 
 
 class ImageProcessing:
-    """The steps from an image to a model's input; ``save_pretrained`` is as in image processors."""
+    """Preprocessing of images, which can be saved like an image processor of Transformers."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         """Store the values of preprocessor_config.json."""
@@ -71,7 +71,10 @@ def own_size(config: PretrainedConfig, place: str) -> int:
 
 
 def smallest_size(config: Any) -> int:
-    """Return the product of a model's strides, or 1 if config.json does not contain them."""
+    """Return the smallest supported image size: the product of a model's strides.
+
+    The size is 1 if config.json does not contain the strides.
+    """
     if config.model_type == "convnext":
         return int(config.patch_size * 2 ** (len(config.hidden_sizes) - 1))
     if config.model_type == "resnet":
@@ -82,10 +85,10 @@ def smallest_size(config: Any) -> int:
 
 
 def _made_for(config: Any) -> tuple[int, tuple[int, ...]]:
-    """Return the channels of a model's images, and height and width if the model fixes them."""
+    """Return the number of channels, and height and width if the model supports only one size."""
     channels, size = getattr(config, "num_channels", COLOR), getattr(config, "image_size", None)
     if config.model_type == TIMM:
-        # The arguments that timm makes the model with override what its checkpoint was trained on.
+        # Arguments of timm's model constructor override the settings of the checkpoint.
         channels, *size = _timm_checkpoint(config).get("input_size") or [COLOR]
         told = config.model_args or {}
         channels, size = told.get("in_chans", channels), told.get("img_size", size)
@@ -122,8 +125,8 @@ class ImageModality(Modality):
     ) -> None:
         """See ``Modality.check_fit``: reject sizes that the model does not support."""
         check_pillow()
-        # Position embeddings are for one size. Convolutions accept any size that their strides do
-        # not reduce to nothing.
+        # Position embeddings support only one image size. Convolutions accept any size that their
+        # strides do not reduce to nothing.
         form, config = self._form(task, architecture), architecture.read
         _, sides = _made_for(config)
         has_positions = hasattr(config, "num_attention_heads") or hasattr(config, "num_heads")

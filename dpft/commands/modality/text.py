@@ -204,7 +204,7 @@ class TextModality(Modality):
         """
         causal = head.kind != MASKED
         if head.kind == CLASSIFIER:
-            # Padded with the model's own id, by which the model finds the end of a row.
+            # Rows are padded with the model's own padding id, by which the model finds their end.
             layout = text_layout(task, architecture, head, words=())
             return _fitting(
                 task, SentenceEncoding(tokenizer=processor, layout=layout, max_length=task.longest)
@@ -318,7 +318,7 @@ def text_layout(
 
 
 def _fitting(task: Task, encoding: Encoding) -> Encoding:
-    """Return the encoding of a task's labels after it has made a row of an empty record.
+    """Return the encoding of a task with labels, after checking that it can encode an empty record.
 
     Text that must not be cut is the same in every record. An encoding without room for this text
     can therefore be rejected before any record is read.
@@ -329,7 +329,7 @@ def _fitting(task: Task, encoding: Encoding) -> Encoding:
 
 
 def _answer(task: Task, head: Head) -> str:
-    """Return what the task's labels are for that model."""
+    """Return the kind of answer that the model learns: text, label words, a score or classes."""
     if not isinstance(task, ClassificationTask):
         return TEXT
     if head.kind != CLASSIFIER:

@@ -57,7 +57,7 @@ class NotComputed(Exception):
 
 
 def nothing_missing(settings: MetricsConfig) -> str | None:
-    """Return None, for a metric that needs only dpft itself."""
+    """Return None; used for a metric that needs no optional package or file."""
     return None
 
 
@@ -68,8 +68,8 @@ class MetricSpec:
     name: str
     """Name in ``task.metrics``, which is the name of its function."""
     inputs: str
-    """The kind of columns that the metric reads, such as ``TEXTS``; they are the parameters of
-    ``score``."""
+    """The kind of columns that the metric reads, such as ``TEXTS``. The columns of this kind are
+    the parameters of ``score``."""
     score: Callable[..., float]
     """The computation, with keyword parameters named like the columns. May
     raise ``NotComputed``."""
@@ -82,8 +82,8 @@ class MetricSpec:
     key: str = ""
     """Key in metrics.json, which related metrics may share; empty to use ``name``."""
     missing: Callable[[MetricsConfig], str | None] = nothing_missing
-    """Returns why the metric cannot be computed on this machine and how to fix this; None if it can
-    be computed."""
+    """Function that returns the reason why the metric cannot be computed on this machine, and how
+    to fix this; None if it can be computed."""
     reads_settings: bool = False
     """Whether ``score`` also takes ``settings``, a ``MetricsConfig``."""
     reads_language: bool = False
@@ -91,7 +91,8 @@ class MetricSpec:
     english_only: bool = False
     """Whether the metric is defined only for English texts."""
     signature: Callable[[str | None], str] | None = None
-    """Returns the settings that reproduce a score in a language, such as sacrebleu's signature."""
+    """Function that returns, for a language, the settings that reproduce a score, such as
+    sacrebleu's signature."""
     better: str | None = HIGHER
     """``HIGHER`` or ``LOWER``; None if neither is better, so that runs cannot be selected by the
     metric."""
@@ -123,7 +124,7 @@ def better_value(metric: str) -> str | None:
 def metric(
     inputs: str, *, description: str, citation: str, **options: Any
 ) -> Callable[[Score], Score]:
-    """Return a decorator that registers a function as the metric of its name."""
+    """Return a decorator that registers a function as a metric under the function's name."""
 
     def registered(score: Score) -> Score:
         spec = MetricSpec(
@@ -161,7 +162,7 @@ def metric_specs(names: Sequence[str]) -> list[MetricSpec]:
 
 
 def missing_modules(*names: str) -> str | None:
-    """Return why modules of the ``metrics`` extra are not available; None if they are.
+    """Return the reason why modules of the ``metrics`` extra are missing; None if they exist.
 
     Args:
         names: Modules to import; an installed but broken module counts as missing.
@@ -175,14 +176,14 @@ def missing_modules(*names: str) -> str | None:
 
 
 def missing_java() -> str | None:
-    """Return why Java programs cannot be run; None if they can."""
+    """Return the reason why Java programs cannot be run; None if they can be run."""
     if shutil.which("java") is None:
         return "needs Java; install a Java runtime (8 or newer)"
     return None
 
 
 def missing_folder(key: str, folder: str | None, example: str) -> str | None:
-    """Return why there is no model folder; None if there is one."""
+    """Return the reason why a model folder is missing; None if it exists."""
     if folder is None:
         return f"needs a model folder; set {key}=DIR (a download of {example}, say)"
     if not Path(folder).is_dir():
@@ -201,7 +202,7 @@ _TOKEN = r"""
     """
 _ENGLISH_TOKEN = re.compile(_TOKEN, re.VERBOSE)
 _UNICODE_TOKEN = regex.compile(_TOKEN, regex.VERBOSE)
-"""In this pattern, a word includes its combining marks, such as the vowel signs of Hindi."""
+"""Pattern in which a word includes its combining marks, such as the vowel signs of Hindi."""
 _PUNCTUATION = frozenset(".?!,:;-`'\"")
 
 
@@ -219,7 +220,7 @@ def ptb_tokens(text: str, language: str | None = None) -> list[str]:
 
 
 def ngrams(tokens: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
-    """Return all n-grams of consecutive tokens, in order; none for a shorter sequence.
+    """Return all n-grams of consecutive tokens, in order; none if there are fewer than n tokens.
 
     >>> list(ngrams("a b c".split(), 2))
     [('a', 'b'), ('b', 'c')]

@@ -56,5 +56,6 @@ def bleu_scorer(language: str | None) -> Any:
 
 def reference_streams(references: Sequence[Sequence[str]]) -> list[Any]:
     """Return references in sacrebleu's format: all first references, all second references, …."""
-    # None, not "": an empty reference could be the closest in length to a short prediction.
+    # Fill with None instead of "", because an empty reference could be the closest in length to a
+    # short prediction.
     return list(zip_longest(*references, fillvalue=None))

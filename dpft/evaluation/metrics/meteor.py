@@ -27,8 +27,8 @@ from dpft.evaluation.metrics.base import (
 from dpft.evaluation.words import ENGLISH
 
 SEPARATOR = " ||| "
-# Crash reports and performance files could contain texts. The encoding must not depend on the
-# machine.
+# The options disable crash reports and performance files, which could contain texts, and set an
+# encoding that does not depend on the machine.
 _JAVA = ("java", "-Xmx2G", "-Dfile.encoding=UTF-8", "-XX:-UsePerfData", "-XX:ErrorFile=/dev/null")
 _METEOR = ("-", "-", "-stdio", "-l", "en", "-norm")
 
@@ -119,7 +119,7 @@ def scorer_line(texts: Sequence[str]) -> str:
 
 
 def jar() -> Path:
-    """Return the path of the program, which finds its tables in its own folder."""
+    """Return the path of the METEOR program; it reads its tables from the same folder."""
     package = find_spec("pycocoevalcap")
     assert package is not None and package.submodule_search_locations
     return Path(package.submodule_search_locations[0]) / "meteor" / "meteor-1.5.jar"

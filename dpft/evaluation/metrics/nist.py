@@ -51,7 +51,7 @@ def information_gained(
     information: dict[Ngram, float],
     n: int,
 ) -> float:
-    """Return the information of the matching n-grams over the number of predicted n-grams.
+    """Return the information of matching n-grams, divided by the number of predicted n-grams.
 
     An n-gram matches at most as often as it occurs in the reference that contains it most often.
     """

@@ -20,7 +20,7 @@ CITATION = "Rafailov et al. 2023 (arXiv 2305.18290)."
 def preference_accuracy(
     chosen: Sequence[float], rejected: Sequence[float], tokens: Sequence[int]
 ) -> float:
-    """Return the share of pairs that the model ranks like the person did.
+    """Return the share of pairs whose chosen answer the model finds more likely, 0..1.
 
     >>> preference_accuracy([-1.0, -5.0], [-2.0, -3.0], [2, 2])
     0.5

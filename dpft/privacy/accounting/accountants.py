@@ -2,9 +2,9 @@
 
 Outside the settings that they were made for, the libraries can take minutes or terabytes inside C
 code that no exception interrupts. Each accountant therefore computes the size of its grid before it
-calls its library. If that grid is too large, it gives no answer (``prv.MAX_POINTS``,
-``pld.MAX_POINTS``). Answers are cached, because a calibration, a report and a curve use the same
-mechanisms.
+calls its library. If that grid is too large, the accountant gives no answer (``prv.MAX_POINTS``,
+``pld.MAX_POINTS``). Answers are cached, because a calibration, a report and a curve evaluate the
+same mechanisms.
 
 >>> evaluate("rdp", SampledGaussian(noise_multiplier=2, sample_rate=1, steps=1, delta=1e-5))
 Epsilon(lower=None, estimate=None, upper=2.165715659029443)

@@ -42,7 +42,7 @@ class Calibration(StrictModel):
 
 
 MIN_NOISE, MAX_NOISE = 0.02, 1e6
-"""Limits of searches: below, epsilon is meaningless; above, nothing is learned."""
+"""Limits of the search. Below them, epsilon is meaningless; above them, no model learns."""
 
 Curve = Callable[[float], float]
 """Upper bound on epsilon as a function of the noise multiplier; falls as the noise grows."""
@@ -60,8 +60,9 @@ def smallest_noise(curve: Curve, eps: float, *, start: float, tolerance: float =
         curve: Epsilon as a function of the noise multiplier, which decreases except for ripples.
         eps: Target epsilon, above 0.
         start: First noise multiplier to try.
-        tolerance: How far below ``eps`` the bound may be, absolute for targets above 1 and relative
-            below. At a step in the curve, the search ends at the edge of the step instead.
+        tolerance: How far the bound may be below ``eps``: an absolute amount for targets above 1,
+            and a relative amount for smaller targets. If the curve jumps across this range, the
+            search ends at the edge of the jump.
 
     Returns:
         A number with six significant digits, so that a report can print exactly the value used.
@@ -102,7 +103,7 @@ def _tighten(low: _Point, high: _Point, eps: float, point: _Point) -> tuple[_Poi
 
 
 def _bracket(curve: Curve, eps: float, slack: float, start: _Point) -> tuple[_Point, _Point]:
-    """Return two points (noise multiplier, epsilon): above, and at or below the target epsilon."""
+    """Return two points (noise multiplier, epsilon), one above the target epsilon and one not."""
     previous = point = start
     # Epsilon falls at least about as fast as 1/noise, so a proportional step usually crosses the
     # target.
@@ -130,7 +131,7 @@ def _check_range(point: _Point, eps: float) -> None:
 
 
 def _between(low: _Point, high: _Point, eps: float) -> float:
-    """Return the noise where the line through both points, on logarithms, reaches ``eps``."""
+    """Return the noise at which the log-log line through both points reaches ``eps``."""
     top, bottom = _log(low[1]), _log(high[1])
     share = min(max((top - _log(eps)) / (top - bottom), 0.001), 0.999)
     growth: float = (high[0] / low[0]) ** share
@@ -142,7 +143,7 @@ def _log(epsilon: float) -> float:
 
 
 TOLERANCE = 0.02
-"""Maximum amount by which the reported bound may be below the target."""
+"""Maximum amount by which the reported bound of a calibration may be below the target."""
 
 _GRIDS = {"rdp": rdp.GRID, "pld": pld.GRID, "prv": prv.GRID}
 
@@ -232,7 +233,10 @@ class _Calibrator:
         return smallest_noise(self._curve("pld"), self._eps, start=self._enough)
 
     def _by_prv(self) -> float:
-        """Search from where PLD reaches the target minus PRV's error: one or two evaluations."""
+        """Search from the noise at which PLD gives the target minus PRV's error.
+
+        From there, the search needs only one or two evaluations of PRV.
+        """
         if self._mechanism.accounted_rate == 1:
             return smallest_noise(self._curve("prv"), self._eps, start=self._enough)
         margin = min(0.002, 0.02 * self._eps)
@@ -244,7 +248,7 @@ class _Calibrator:
 
     @cached_property
     def _enough(self) -> float:
-        """Noise that suffices for RDP, from which tighter accountants search downwards."""
+        """Noise multiplier that suffices by RDP; tighter accountants search downwards from it."""
         try:
             return self._by_rdp()
         except AccountantError:

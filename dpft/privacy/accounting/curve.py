@@ -1,9 +1,9 @@
 """Epsilon as a function of the number of steps taken.
 
-The curve follows from the plan, so it is public, and the same for a resumed run. It is computed
-when the run starts. This takes seconds at most, because PRV uses one mesh for all numbers of steps
-(``epsilon_curve``). ``epsilon_over_steps`` uses a separate mesh for each number of steps, for
-tables and plots.
+The curve follows from the plan, so it is public, and a resumed run has the same curve. It is
+computed when the run starts. This takes at most seconds, because PRV uses one mesh for all numbers
+of steps (``epsilon_curve``). ``epsilon_over_steps`` uses a separate mesh for each number of steps,
+for tables and plots.
 
 >>> curve = EpsilonCurve(steps=(1, 10, 20), epsilons=(0.5, 1.5, 2.0), accountants=("prv",) * 3)
 >>> curve.after(10), curve.after(11)
@@ -102,10 +102,10 @@ def epsilon_curve(mechanism: SampledGaussian, accountant: str) -> EpsilonCurve:
 
 
 def curve_through(points: Sequence[tuple[int, float, str]]) -> EpsilonCurve:
-    """Return the curve through ascending numbers of steps, their bounds and accountants.
+    """Return the curve through points (steps, bound, accountant), in ascending order of steps.
 
-    A lower bound of a larger number of steps also holds for fewer steps. Points without a finite
-    bound are skipped.
+    If a larger number of steps has a smaller bound, this bound also holds for fewer steps and
+    replaces theirs. Points without a finite bound are skipped.
     """
     lowest, leader = math.inf, ""
     kept: list[tuple[int, float, str]] = []
@@ -123,12 +123,12 @@ def curve_through(points: Sequence[tuple[int, float, str]]) -> EpsilonCurve:
 
 
 class EpsilonSoFar:
-    """Upper bound of epsilon after any number of a plan's steps, or of more than planned.
+    """Upper bound of epsilon after any number of steps of a plan, even more steps than planned.
 
     Guarantees:
-        The bound is never below the epsilon of this number of steps. It is the bound of the curve,
-        or else RDP's bound. If the bound of the whole plan, which covers all its prefixes, is
-        lower, this bound is used.
+        The bound is never below the epsilon of this number of steps. It is taken from the curve,
+        or from RDP beyond the end of the curve. If the calibrated bound of the whole plan, which
+        also covers fewer steps, is lower, that bound is used.
     """
 
     def __init__(self, plan: PrivacyPlan, curve: EpsilonCurve) -> None:
@@ -217,7 +217,7 @@ def step_grid(steps: int) -> list[int]:
 def failures(reports: Iterable[AccountingReport]) -> list[Failure]:
     """Return which accountants gave no bound at which points, and the reason.
 
-    Reasons contain the numbers of the first of these points, although they may grow with the steps.
+    A reason quotes numbers, such as the size of a grid, of the first point at which it applies.
     """
     failures_by_name: dict[str, Failure] = {}
     for report in reports:

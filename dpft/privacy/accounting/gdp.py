@@ -14,7 +14,7 @@ from dpft.privacy.accounting.mechanism import AccountantError, Epsilon, SampledG
 
 _MAX_EXPONENT = 700.0
 _FAR = -30.0
-"""Below this value the tail is computed by its series: ``erfc`` underflows from -38 on."""
+"""Below this value, the normal tail is computed by a series; ``erfc`` would underflow from -38."""
 
 
 def epsilon(mechanism: SampledGaussian) -> Epsilon:

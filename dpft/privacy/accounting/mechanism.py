@@ -128,8 +128,8 @@ class Epsilon:
     """Result of an accountant for a mechanism: proven bounds, an estimate, or some of them.
 
     Guarantees:
-        No value is negative. Bounds below zero, which PRV's error terms can cause, become 0. Every
-        mechanism satisfies 0 as a lower bound, and an upper bound becomes weaker.
+        No value is negative. Bounds below zero, which PRV's error terms can cause, become 0. This
+        is valid: 0 is a lower bound for every mechanism, and a larger upper bound is only weaker.
 
     Attributes:
         lower: Proven lower bound of the mechanism's epsilon; None if the accountant has no lower

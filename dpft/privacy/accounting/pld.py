@@ -56,7 +56,7 @@ def epsilon(mechanism: Mechanism, interval: float = INTERVAL) -> Epsilon:
 
     Args:
         mechanism: Mechanism to account for; its ``delta`` is the target.
-        interval: Spacing of the privacy losses that the distribution is rounded up to, in nats.
+        interval: Spacing of the grid to which privacy losses are rounded up, in nats.
             Bounds below ``SMALL_EPSILON`` are computed again with ``FINE_INTERVAL``.
 
     Guarantees:
@@ -96,7 +96,7 @@ def deltas(
 
 @lru_cache(maxsize=4)
 def _composed(mechanism: Mechanism, interval: float) -> "PrivacyLossDistribution":
-    """Return the distribution of all steps, cached because several questions use it."""
+    """Return the distribution of all steps, cached because several callers need it."""
     import dp_accounting
 
     parts = mechanism.parts if isinstance(mechanism, Composition) else (mechanism,)
@@ -120,10 +120,10 @@ def _points(one: "PrivacyLossDistribution", steps: int) -> int:
 
 
 def _dense(one: "PrivacyLossDistribution", steps: int) -> "PrivacyLossDistribution":
-    """Return the distribution with its masses in an array, if the library would convert it too.
+    """Return the distribution with its masses in an array, for the cases that the library converts.
 
-    The library decides this by an exact integer, the number of points to the power of steps, which
-    takes 5 s at ten million steps.
+    To decide on this conversion, the library computes an exact integer: the number of points to the
+    power of steps. This takes 5 s at ten million steps.
     """
     import dp_accounting
 

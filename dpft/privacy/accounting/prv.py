@@ -38,8 +38,9 @@ def epsilon(mechanism: SampledGaussian, longest: int | None = None) -> Epsilon:
 
     Args:
         mechanism: Mechanism to account for; its ``delta`` is the target.
-        longest: Number of steps of a longer run of the same mechanism. Its mesh is cached and used
-            for all smaller numbers of steps: it is finer than their meshes, with the same error.
+        longest: Number of steps of a longer run of the same mechanism. The mesh of that run is
+            cached and used for all smaller numbers of steps. It is finer than theirs would be, so
+            the error stays within the same limits.
 
     Raises:
         AccountantError: The mesh would have more than ``MAX_POINTS`` points, or rounding could take
@@ -70,7 +71,7 @@ def epsilon(mechanism: SampledGaussian, longest: int | None = None) -> Epsilon:
 
 @lru_cache(maxsize=1)
 def _kept_accountant(mechanism: SampledGaussian) -> "PRVAccountant | AccountantError":
-    """Return the library's accountant, or the error, which takes as long to find."""
+    """Return the library's accountant or its error, cached because both take long to compute."""
     try:
         return _accountant(mechanism)
     except (ArithmeticError, RuntimeError) as error:

@@ -54,9 +54,9 @@ def curve(mechanism: SampledGaussian) -> "NDArray[np.float64]":
 def _one_step(noise_multiplier: float, rate: float) -> "NDArray[np.float64]":
     """Return the divergences of one step, cached because a run needs them repeatedly.
 
-    A divergence grows with its order. If only rounding errors are left of a divergence, the
-    divergence at the next whole order, which loses no digits, replaces it. Rounding therefore never
-    invalidates a bound.
+    A divergence grows with its order. At fractional orders, a small divergence can consist only of
+    rounding errors. It is then replaced by the divergence at the next whole order, whose formula
+    loses no digits. Rounding therefore never invalidates a bound.
     """
     import numpy as np
 
@@ -80,10 +80,10 @@ _SMALL = 30.0
 
 @cache
 def _terms_of_whole_orders() -> "tuple[NDArray[Any], ...]":
-    """Return the whole orders, including those next above fractional orders, and fixed term data.
+    """Return all orders, rounded up to whole numbers, and the data of the terms of their sums.
 
-    The data of each term, order by order, are its order a, its power k from 2 to a, and log(a over
-    k). The last array contains the places at which orders begin.
+    For each term, order by order, three arrays contain its order a, its power k from 2 to a, and
+    log(a over k). The last array contains the positions at which the terms of each order begin.
     """
     import numpy as np
     from scipy.special import gammaln
@@ -98,9 +98,9 @@ def _terms_of_whole_orders() -> "tuple[NDArray[Any], ...]":
 def _at_whole_orders(noise: float, rate: float) -> "tuple[NDArray[Any], NDArray[np.float64]]":
     """Return whole orders and the divergence at each (Mironov et al. 2019, section 3.3).
 
-    A = sum over k of (a over k) (1-q)^(a-k) q^k exp((k^2 - k) / (2 noise^2)), and without the exp
-    the sum is 1. A - 1 is therefore the sum with exp(...) - 1, whose terms are at least 0, from k =
-    2 on.
+    A = sum over k of (a over k) (1-q)^(a-k) q^k exp((k^2 - k) / (2 noise^2)). Without the factor
+    exp(...), the sum is 1. A - 1 is therefore the same sum with exp(...) - 1. Its terms are at
+    least 0, and those with k < 2 are 0.
     """
     import numpy as np
 

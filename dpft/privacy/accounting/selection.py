@@ -8,8 +8,9 @@ trial. The release of the best trial then has, at each order > 1,
     epsilon(order) + log(E[K]) / (order - 1)
         + (1 + eta) * min over other >= 1 of ((1 - 1/other) * epsilon(other) + log(1/gamma) / other)
 
-Trials with different settings count as a trial with the pointwise largest curve. A trial draws its
-setting without using data, and Renyi divergence is quasi-convex.
+If trials have different settings, each counts as a trial with the pointwise largest curve of all
+settings. This is valid because a trial draws its setting without using data, and because Renyi
+divergence is quasi-convex.
 
 Algorithm 1 of the paper draws K first. It then draws the setting of every trial, independently,
 uniformly and with replacement. All numbers come from a cryptographic stream, because an attacker
@@ -34,8 +35,8 @@ from dpft.privacy.cipher import Address, Purpose, keystream
 ACCOUNTANT = "rdp (Papernot & Steinke)"
 """Name of this bound in reports."""
 ROUNDS = 20
-"""Maximum number of times that the noise of a search space is raised for the maximum of its
-curves."""
+"""Maximum number of times that all noise multipliers of a search are raised, until the pointwise
+maximum of the curves is within the target."""
 _STEP = 5e-4
 
 
@@ -79,7 +80,7 @@ class TrialCount:
         return self.eta * (1 - self.gamma) / (self.gamma * missing)
 
     def quantile(self, share: float) -> int:
-        """Return the least number of trials that at most a ``share`` of all searches exceeds.
+        """Return the smallest number of trials that at most a ``share`` of all searches exceeds.
 
         The probabilities are those of Definition 1 in floating point, for planning and not for
         drawing.
@@ -133,10 +134,10 @@ def calibrate_trials(
 ) -> tuple[list[float], Calibration]:
     """Return the noise multiplier of every setting so that the whole search is within ``eps``.
 
-    The noise of each setting is searched separately, so that long runs or large batches get more
-    noise. If the curves cross, all noise multipliers are raised until the maximum of the curves is
-    within ``eps`` too. A search computes about eight curves of each different mechanism, in a few
-    such rounds.
+    The noise of each setting is first searched separately, so that long runs or large batches get
+    more noise. If the curves of different settings cross, all noise multipliers are then raised, in
+    a few rounds, until the pointwise maximum of the curves is also within ``eps``. In total, this
+    computes about eight curves of each different mechanism.
 
     Args:
         trials: Mechanism of every setting, with one delta; the noise multiplier is not used.
@@ -205,8 +206,8 @@ class UniformStream:
 
 
 _WORDS = 4
-"""Number of 53-bit uniforms in a uniform of 212 bits, which also draws the tail that a float would
-cut off."""
+"""Number of 53-bit uniforms that are combined into a uniform of 212 bits. With this many bits, a
+draw can also fall into the far tail, which a float would cut off."""
 _DIGITS = Context(prec=70)
 _NOTHING = Decimal("1e-66")
 

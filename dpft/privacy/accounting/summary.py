@@ -1,9 +1,9 @@
 """Combination of the answers of all accountants into the reported epsilon, with warnings.
 
-The headline is always a proven upper bound and names its accountant. This is the chosen accountant
-if it answers and is not looser than RDP. Otherwise it is the next such accountant in the order prv,
-pld, rdp. Printed bounds are rounded up, so that the printed values still hold. A delta printed
-below the proven delta would claim too much, as an epsilon would.
+The headline (the reported epsilon) is always a proven upper bound and names its accountant. The
+chosen accountant provides it, if this accountant has an answer that is not looser than RDP.
+Otherwise, the next such accountant in the order prv, pld, rdp provides it. Printed epsilons and
+deltas are rounded up, because a value below the proven one would claim too much.
 """
 
 import math
@@ -208,7 +208,7 @@ def _try(name: str, mechanism: Mechanism, **options: float) -> _Result:
 def _headline(
     order: tuple[str, ...], results: Mapping[str, _Result], warnings: list[str]
 ) -> tuple[str, float]:
-    """Return the headline accountant and its bound, and warn why earlier ones gave no bound."""
+    """Return the headline accountant and its bound; warn why preferred accountants are not used."""
     for name in order:
         result = results[name]
         if isinstance(result, AccountantError):
@@ -249,8 +249,8 @@ def _larger(
 ) -> tuple[str, float]:
     """Return the largest of the headline and the bounds that disagree, and add a warning.
 
-    One of the two is wrong, and nothing indicates which, so only the larger is safe. A bound that
-    is rejected as looser than RDP's is not used.
+    If two bounds disagree, one of them is wrong. Nothing indicates which one, so only the larger
+    bound is safe. A bound that was rejected because it is looser than RDP's is not used.
     """
     usable = [name for name in ("prv", "pld") if not _above(results[name], results["rdp"])]
     bounds = {name: _upper(results[name]) for name in usable} | {leader: epsilon}

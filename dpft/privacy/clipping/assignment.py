@@ -60,14 +60,14 @@ RULES: Mapping[type[nn.Module], Rule] = MappingProxyType(
 
 
 class NoModuleError(Exception):
-    """Error if no module around a parameter can be mapped over the rows of a batch."""
+    """Error for a parameter without any module around it that can be mapped over rows."""
 
 
 def find_rule(module: nn.Module, trainable: Collection[str]) -> Rule | None:
     """Return the rule for a layer whose attributes ``trainable`` are trained, or None.
 
-    A subclass gets the rule of its parent only if it runs the parent's forward. In a subclass of
-    Embedding, the look-up is replaced.
+    A subclass gets the rule of its parent only if it runs the parent's forward. For a subclass of
+    Embedding, the rule instead replaces the look-up inside the subclass's own forward.
     """
     if not set(trainable) <= {"weight", "bias"} or is_parametrized(module):
         return None
@@ -116,8 +116,8 @@ class Assignment:
             recorder: The recorder.
             calls: How each module is called, by path (``calls_around``).
             levels: Levels above 0, by parameter name.
-            outside: Parameters that other modules read, outside the forward of the modules that
-                hold them. Their map begins at the parent module.
+            outside: Names of parameters that other modules read, outside the forward of the modules
+                that hold them. The smallest module that may be mapped for them is the parent.
 
         Raises:
             NoModuleError: No module around a parameter can be mapped.
@@ -200,7 +200,7 @@ class Assignment:
         return candidates[level - 1]
 
     def _assign_maps(self, mapped: Mapping[str, Collection[Owner]]) -> None:
-        """Map the outermost modules of those that must be mapped; maps are not nested."""
+        """Map the modules that must be mapped; inside a mapped module, map no further module."""
         outermost = [path for path in mapped if not any(p in mapped for p in _chain(path)[1:])]
         for around in outermost:
             weights: dict[str, tuple[Site, str]] = {}
@@ -225,7 +225,7 @@ class Assignment:
 
     @property
     def assumed(self) -> list[str]:
-        """Names of parameters of kind scale or position, which assume what the module does."""
+        """Names of parameters of kind scale or position, which rely on assumptions on modules."""
         return [
             owner.name
             for path, kind in self.kinds.items()

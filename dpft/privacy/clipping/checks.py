@@ -57,7 +57,7 @@ class NotExactError(Exception):
 
     Attributes:
         names: The parameters that differ, if known.
-        outside: Whether a module other than their own used them.
+        outside: Whether a module used these parameters that does not hold them.
     """
 
     def __init__(self, message: str, names: Sequence[str] = (), *, outside: bool = False) -> None:
@@ -209,7 +209,8 @@ class Checks:
         """
         units, rows = micro_batch.units, micro_batch.rows // micro_batch.units
         with self.without_randomness() as dropout, state_unchanged(self._model):
-            # Not from PyTorch's generator, because each check restores its state.
+            # Do not use PyTorch's generator: each check restores its state, so the order would
+            # repeat.
             order = random.SystemRandom().sample(range(units), units)
             halves = [_rows_of(half, rows) for half in (order[: units // 2], order[units // 2 :])]
             losses = [self._losses(take_rows(micro_batch.batch, half)) for half in halves]

@@ -79,7 +79,7 @@ class ClippingChoice:
     outside: frozenset[str] = frozenset()
 
     def public(self) -> dict[str, Any]:
-        """Return the choice as the first line of a ledger contains it."""
+        """Return the choice in the form in which the first line of a ledger contains it."""
         return {
             "engine": self.engine,
             "modules": dict(sorted(Counter(self.kinds.values()).items())),
@@ -144,8 +144,8 @@ class PerExampleClipper:
                 results are divided by K in float32 (Li et al. 2022, Appendix T).
             headroom: Share of C that is reserved for the rounding of a step's sum
                 (``sums.rounding_headroom``).
-            shards: For a sharded model: ``grad`` is that of ``shards.unsharded``, or
-                ``shards.new_sums`` keeps the sums.
+            shards: For a sharded model, the object that holds the sums: in the ``grad`` of
+                ``shards.unsharded``, or in ``shards.new_sums()`` if this is not None.
             choice: Result of an earlier self-check of the same model with the same trainable
                 parameters. None: call ``self_check`` before ``accumulate``.
 

@@ -30,7 +30,7 @@ class Geometry:
     groups: int
 
     def patches(self, inputs: Tensor, kernel: Sequence[int]) -> Tensor:
-        """Return the inputs of each output position, shape (n, t, groups, numbers)."""
+        """Return the input patch of each output position, shape (n, t, groups, patch size)."""
         kernel, dilation, padding, stride = (
             tuple(kernel), self.dilation, self.padding, self.stride,
         )  # fmt: skip

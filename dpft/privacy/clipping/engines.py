@@ -48,8 +48,8 @@ class Clipped:
         bounds: Upper bounds of the norms, shape (groups, u), float64.
         factors: Clip factors, shape (groups, u), float64; 0 for skipped units.
         losses: Per-example losses, shape (b,).
-        finite: Whether each unit has finite loss and gradient and therefore contributes, shape
-            (u,).
+        finite: Whether each unit's loss and gradient are finite, so that the unit contributes to
+            the sum, shape (u,).
         non_finite: Number of skipped units.
     """
 
@@ -135,8 +135,8 @@ class BookKeeping(Engine):
     def run(self, micro_batch: MicroBatch, style: ClippingStyle) -> Clipped:
         """Compute norms and clip factors of one micro-batch; ``sums`` then computes its sum.
 
-        If a parameter has an ordinary ``grad`` after the backward pass, it was used outside its
-        layer, and this use was not recorded.
+        If a parameter has an ordinary ``grad`` after the backward pass, the parameter was used
+        outside its layer, and this use was not recorded.
 
         Raises:
             UseError: A parameter's gradients cannot be recorded as assigned.
@@ -252,8 +252,8 @@ class Rows(Engine):
 
         Args:
             units: The batch of each unit.
-            style: Computes clip factors. None: flat clipping to the norm of the first unit, so that
-                a check on a few units scales some of them.
+            style: Style that computes the clip factors. None: flat clipping at the norm of the
+                first unit, so that some of the units in a check are scaled down.
             rows: Number of rows of each unit.
             adds: Whether to compute the sum, or only norms.
         """
@@ -333,7 +333,7 @@ SAFE_NORMS = (1e-10, 1e15)
 
 
 def norm_of(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the norm of one unit's gradients, float64, within ``(SPAN / 2 + 2) * 2^-24``."""
+    """Return the norm of a unit's gradients, float64; relative error ``(SPAN / 2 + 2) * 2^-24``."""
     if not gradients:
         return torch.zeros((), dtype=torch.float64, device=device)
     norm = torch.stack([_square(g, torch.float32) for g in gradients]).sum().sqrt()

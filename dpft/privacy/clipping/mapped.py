@@ -32,7 +32,7 @@ class _LeaveMap(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save nothing, because the graph is that of ``call``."""
+        """Save nothing, because ``call`` builds the graph for the backward pass."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, inputs: Tensor, call: Callable[[Tensor], Tensor]) -> Any:
@@ -41,7 +41,7 @@ class _LeaveMap(torch.autograd.Function):
 
 
 def leaving_map(forward: Forward, recorder: Recorder) -> Forward:
-    """Return the forward of a rule for calls inside and outside of a map."""
+    """Return a rule's forward that can be called both inside and outside of a map."""
 
     def run(input: Tensor) -> Tensor:
         if not recorder.inside_map:
@@ -146,8 +146,8 @@ class MappedForward:
         rows = max((leaves[k][1].shape[axis] for k, axis in axes.items()), default=0)
         for k, place in places.items():
             leaf = leaves[k][1]
-            # An argument with one row in the probe may have one row per example behind another
-            # mapped module. An attention mask may not have existed at all in the probe.
+            # An argument that had a single row in the probe may have one row per example now, if a
+            # mapped module computed it. An attention mask may be missing in the probe.
             may_have = leaf.requires_grad or place not in self._inputs
             if k not in axes and may_have and rows > 1 and leaf.shape[:1] == (rows,):
                 axes[k] = 0

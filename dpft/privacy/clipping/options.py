@@ -22,7 +22,7 @@ STYLE_NAMES = ("flat", "automatic", "automatic_v", "per_layer")
 NORM_RANGE = (1e-10, 1e10)
 """Range of clipping norms whose squares, factors and noise float32 can represent."""
 LOSS_SCALES = (1.0, 2.0**24)
-"""Range of scales that lift float16 gradients without taking float32 sums out of range."""
+"""Range of loss scales that lift float16 gradients and keep float32 sums in range."""
 
 
 class Sums(Protocol):
@@ -49,7 +49,7 @@ class Shards(Protocol):
         """Parameters by name that the model uses while it runs: the same tensors every time."""
 
     def new_sums(self) -> Sums | None:
-        """Return the object that adds micro-batches; None to add them in ``unsharded``'s grad."""
+        """Return the object that adds up micro-batches; None if ``grad`` of ``unsharded`` does."""
 
 
 def check_loss_scale(loss_scale: float) -> None:

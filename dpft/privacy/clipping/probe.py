@@ -22,7 +22,7 @@ Shapes = dict[Place, torch.Size]
 
 @dataclass
 class Calls:
-    """Shapes in the calls of a module.
+    """The batch dimensions in the calls of a module.
 
     Attributes:
         inputs: Batch dimension of each tensor argument; None if there is no batch dimension.
@@ -96,7 +96,7 @@ def _calls(
 
 
 def _axes(two: Shapes, three: Shapes) -> dict[Place, int | None]:
-    """Return the first dimension of each tensor that grew by the ratio of the batch sizes."""
+    """Return each tensor's first dimension that grew from 2 to 3 units by a factor of 3 / 2."""
     return {
         place: next(
             (

@@ -35,10 +35,11 @@ LEAST_FACTOR = 2.0**-64
 """Least clip factor. A unit with a smaller factor adds nothing: its products might underflow
 (17)."""
 EXTRA_STEPS = 4
-"""Roundings of a term in addition to those of the sum: factor times operand, product, tied total
-(15)."""
+"""Number of roundings of a term in addition to those of the sum: of factor times operand, of the
+product, and of the addition to a tied weight's total (15)."""
 HALF_STEPS = (1.5, 3.0)
-"""Rounding errors of sums in a matrix unit, in units of u: per product, and once (4)."""
+"""Rounding errors of a sum in a matrix unit, in units of u: for each product, and once per sum
+(4)."""
 LEAST_SQUARE = torch.finfo(torch.float64).tiny
 """A float64 square below this number may be treated as zero (1)."""
 MOST_ROUNDING = 2.0**-3
@@ -51,8 +52,8 @@ class PieceSizes:
     """Number of products that one matrix product adds up; longer sums are added piece by piece (3).
 
     Attributes:
-        gram: Number for Gram matrices.
-        contraction: Number for weighted sums, whose pieces have the size of the weight.
+        gram: The number for Gram matrices.
+        contraction: The number for weighted sums, whose pieces have the size of the weight.
     """
 
     gram: int
@@ -159,7 +160,7 @@ def _product(pairs: Sequence[tuple[Tensor, Tensor]], piece: int) -> Tensor:
 
 
 def _product_of_many_pieces(left: Tensor, right: Tensor, piece: int) -> Tensor:
-    """Return ``_product`` of one pair, with all pieces of each of the n products at a time."""
+    """Return ``_product`` of one pair; compute all pieces of one of the n products at a time."""
     whole = left.shape[2] // piece * piece
     lefts = left[:, :, :whole].unflatten(2, (-1, piece)).transpose(1, 2)
     rights = right[:, :whole].unflatten(1, (-1, piece))
@@ -171,7 +172,7 @@ def _product_of_many_pieces(left: Tensor, right: Tensor, piece: int) -> Tensor:
 
 # ------------------------------------------------------------------------------------------ norms
 def _lengths(values: Tensor, more: float = 0.0) -> Tensor:
-    """Return upper bounds of the lengths of the last dimension, plus ``more``; float64 (8)."""
+    """Return upper bounds of L2 norms along the last dimension, plus ``more``; float64 (8)."""
     lengths: Tensor = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
     return lengths + (2 * math.sqrt(values.shape[-1] * LEAST_SQUARE) + more)
 
@@ -183,8 +184,8 @@ class GradientNorms:
     Attributes:
         square: Squared norm as computed.
         error: Maximum amount by which ``square`` may be too small.
-        rounding: Maximum amount by which rounding may lengthen the gradient when it is scaled and
-            added.
+        rounding: Maximum amount by which rounding may increase the gradient's norm when the
+            gradient is scaled and added.
     """
 
     square: Tensor
@@ -218,7 +219,7 @@ def _unit(*operands: Tensor) -> float:
 
 
 def _numbers_at_a_time(device: torch.device) -> int:
-    """Return how many numbers are processed together: on a CPU few, which fit into the cache."""
+    """Return how many numbers are processed together; on a CPU, so few that they fit the cache."""
     return 2**20 if device.type == "cpu" else 2**24
 
 
@@ -326,8 +327,8 @@ class Lookup:
         ids = self.ids.flatten()
         if total is None:
             return values.new_zeros(self.count, values.shape[1]).index_add_(0, ids, values)
-        # The values of an entry are first summed at the place that its first value has if the
-        # entries are sorted. The sum of an entry is therefore added to the total once (15). Other
+        # First sum all values of the same entry at one place: the place of the entry's first value
+        # in sorted order. Each entry's sum is then added to the total only once (15); all other
         # places add zeros.
         entries = ids.sort().values
         sums = torch.zeros_like(values)
@@ -355,13 +356,13 @@ class Lookup:
 def lookup_norms(uses: Sequence[Lookup]) -> GradientNorms:
     """Return the norms of uses whose values have one shape and dtype, shape (k, u) (18), (19).
 
-    Values of the same row are summed first.
+    If a unit looks up the same row of the weight several times, the values are summed first.
     """
     values = widened(_stacked([use.values for use in uses]))
     k, u, t, d = values.shape
     ids = _stacked([use.ids for use in uses]).reshape(k * u, t).contiguous()
-    # The sum of a row is at the place that its first value has if a unit's values are sorted by
-    # row.
+    # Sum all values of the same row at one place: the place of the row's first value when the
+    # unit's values are sorted by row.
     places = torch.searchsorted(ids.sort(dim=1).values, ids)
     units = torch.arange(k * u, device=ids.device).unsqueeze(1)
     places = places.add(units, alpha=t).flatten()
@@ -382,7 +383,7 @@ def lookup_norms(uses: Sequence[Lookup]) -> GradientNorms:
 
 
 def _concatenate(parts: list[Tensor]) -> Tensor:
-    """Return tensors (u, ·, …) side by side, in the widest of their dtypes."""
+    """Concatenate tensors (u, ·, …) along their second dimension, in the widest of their dtypes."""
     if len(parts) == 1:
         return parts[0]
     if len({part.dtype for part in parts}) > 1:
@@ -398,7 +399,7 @@ def outer_norms(uses: Sequence[Outer]) -> GradientNorms:
     and up) is computed only once.
     """
     u, t = uses[0].left.shape[:2]
-    # A partition has one precision on each side. Sizes within a partition may differ.
+    # All uses of a partition have the same two dtypes. Their sizes may differ.
     partitions: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
     for index, use in enumerate(uses):
         partitions.setdefault((use.left.dtype, use.right.dtype), []).append(index)
@@ -424,17 +425,17 @@ def outer_norms(uses: Sequence[Outer]) -> GradientNorms:
 
 
 SMALL_OPERANDS = 2**18
-"""Operands of equal shape up to this number of entries are faster as one copied, batched
-product."""
+"""Number of entries up to which operands of equal shape are copied into one batched product, which
+is faster."""
 
 
 LONG_GRAM = 256
-"""Number of positions from which computing the symmetric entries of a Gram matrix once is
-faster."""
+"""Number of positions from which it is faster to compute only one of each two symmetric entries of
+a Gram matrix."""
 
 
 def _chunks(indices: list[int], numbers: int) -> Iterator[list[int]]:
-    """Yield indices of operands that are copied together; each has ``numbers`` entries."""
+    """Yield indices of operands that are copied together; each operand has ``numbers`` entries."""
     together = SMALL_OPERANDS // max(1, numbers)
     together = together if together > 2 else 1  # Copying only two saves no operation.
     for start in range(0, len(indices), together):
@@ -481,7 +482,7 @@ def _grams(operands: list[Tensor]) -> list[Tensor]:
 
 
 def _gram(values: Tensor, piece: int) -> Tensor:
-    """Return the Gram matrix of (n, t, K), shape (n, t, t); if t is large, each entry once."""
+    """Return the Gram matrix of (n, t, K), shape (n, t, t); if t is large, mirror half of it."""
     t = values.shape[1]
     if t < LONG_GRAM:
         return _product([(values, values.mT)], piece)
@@ -495,7 +496,7 @@ def _gram(values: Tensor, piece: int) -> Tensor:
 class _Constants:
     """Constants of k uses that depend only on public sizes, float64.
 
-    A dimension of 2 is for the output gradients and the inputs.
+    In a dimension of 2, the first entry is for the output gradients and the second for the inputs.
 
     Attributes:
         stretch: Factor of the diagonals of Gram matrices, shape (2, k, 1, 1) (11).
@@ -589,7 +590,7 @@ def _outer_norms(
     norm = torch.linalg.vector_norm(rows, dim=3, dtype=torch.float64)
     stretch = SLACK / math.sqrt(1 - 2 * (t + 2) * unit)
     norm = norm * stretch + 2 * t * math.sqrt(least) * stretch  # (14)
-    longest = lengths.prod(0).sum(2)  # B, the norm if no two products canceled
+    longest = lengths.prod(0).sum(2)  # B, the norm if no two products cancel each other
     largest = longest.square()
     square = left.mul_(right).sum(3).sum(2, dtype=torch.float64)
     products = (trace[0] * norm[1], trace[1] * norm[0], norm[0] * norm[1], largest)
@@ -685,8 +686,8 @@ def weighted_sums(uses: Sequence[Outer], factors: Tensor) -> Iterator[tuple[int,
 def _contracted(left: Tensor, right: Tensor, factors: Tensor) -> Tensor:
     """Return the sum over u, t of factors[u] left[k, u, t] right[k, u, t]^T, shape (k, p, d).
 
-    In bfloat16, the product of two numbers of eight bits is exactly the sum of two numbers of eight
-    bits. Two products in half precision therefore suffice (16).
+    The product of two bfloat16 numbers, which have eight significant bits, is exactly the sum of
+    two bfloat16 numbers. Two products in half precision therefore suffice (16).
     """
     scale_left = left.shape[3] <= right.shape[3]
     scaled, other = (left, right) if scale_left else (right, left)

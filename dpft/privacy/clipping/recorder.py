@@ -32,22 +32,22 @@ from dpft.privacy.clipping.products import (
 )
 
 TOGETHER = 2**20
-"""Numbers per unit up to which gradients of several small parameters are concatenated."""
+"""Maximum number of entries per unit of the concatenated gradients of several small parameters."""
 ALONE = 2**16
-"""Size from which a gradient is processed separately."""
+"""Number of entries per unit from which a gradient is not concatenated with others."""
 HALF = (torch.bfloat16, torch.float16)
 
 
 class UseError(RunError):
     """Error if a parameter's per-example gradients cannot be recorded as assigned.
 
-    ``PerExampleClipper.accumulate`` then runs the micro-batch with the engine ``rows``. A
-    self-check changes the assignment.
+    ``PerExampleClipper.accumulate`` then runs the micro-batch with the engine ``rows``. During a
+    self-check, the clipper instead tries another assignment.
 
     Attributes:
         reason: The cause of the error; the whole message adds how to fix it.
         names: The parameters.
-        outside: Whether a module other than their own used them.
+        outside: Whether a module used these parameters that does not hold them.
     """
 
     def __init__(self, reason: str, names: Sequence[str], *, outside: bool = False) -> None:
@@ -65,8 +65,8 @@ class Recorder:
         rows: Number of rows of the micro-batch.
         units: Number of privacy units of the micro-batch.
         inside_map: Whether a module is currently being mapped over its rows.
-        saw_half: Whether a half-precision tensor was recorded since this attribute was reset.
-            Checks then compare less strictly.
+        saw_half: Whether a half-precision tensor was recorded since this attribute was reset. If
+            so, checks compare less strictly.
     """
 
     def __init__(self, groups: Mapping[str, int], device: torch.device) -> None:
@@ -233,7 +233,7 @@ class Recorder:
         return squares, bounds
 
     def _settle(self) -> None:
-        """Join the uses of each parameter into one (two if it is tied), and small gradients."""
+        """Join the uses of each parameter into one (two if tied), and join small gradients."""
         for name, outers in self._outer.items():
             self._outer[name] = [Outer.concatenate(outers)]
         for name, lookups in self._lookups.items():
@@ -249,7 +249,7 @@ class Recorder:
                     self._add_formed(name, lookup.formed().flatten(1))
         for index, gradients in formed_gradients(outers):
             self._add_formed(names[index], gradients)
-        for names in list(self._buckets()):  # The loop empties what _buckets reads.
+        for names in list(self._buckets()):  # A list: the loop changes the dict behind _buckets.
             parts = [self._formed.pop(name) for name in names]
             self._joined.append((names, parts[0] if len(parts) == 1 else torch.cat(parts, 1)))
 

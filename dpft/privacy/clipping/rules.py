@@ -121,7 +121,7 @@ def dense(layer: nn.Linear | Conv1D, site: Site) -> Forward:
 
 
 def bias_only(layer: nn.Linear, site: Site) -> Forward:
-    """Record the bias of a Linear subclass with another forward, such as a quantized layer."""
+    """Record the bias of a Linear subclass that has its own forward, such as a quantized layer."""
 
     def forward(*args: Any, **kwargs: Any) -> Tensor:
         bias = layer._parameters["bias"]
@@ -319,7 +319,7 @@ def expanded(
 ) -> Tensor:
     """Return a weight expanded to one copy per row, (rows, *middle, ...), without copying.
 
-    The backward pass records the per-row gradient of the weight. Dimensions of ``middle`` are 1.
+    The backward pass records the per-row gradient of the weight. ``middle`` contains only ones.
     """
     weights: Tensor = _Expand.apply(weight, (rows, *middle, *weight.shape), attribute, site)
     return weights

@@ -24,9 +24,9 @@ ROUNDED_DOWN = 1 - 2.0**-40
 """Clip factors are multiplied by this number, which covers the rounding of their float64
 formula."""
 FACTOR_RANGE = (2.0**-64, 1e12)
-"""Factors that float32 products can use. If the factor is smaller, the unit adds nothing
-(norm-bound.md, line 17). If the factor is larger, a product with a large input could overflow, so
-the factor is reduced."""
+"""Range of clip factors for float32 products. A unit with a smaller factor adds nothing
+(norm-bound.md, line 17). A larger factor is reduced, because its product with a large input could
+overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class ClippingStyle(ABC):
 
     @property
     def limit(self) -> float:
-        """Maximum norm of scaled gradients."""
+        """Maximum norm of a unit's scaled gradient, over all groups."""
         return self.max_grad_norm * (1 - self.headroom)
 
     @property
@@ -75,7 +75,7 @@ class ClippingStyle(ABC):
         """
         least, most = FACTOR_RANGE
         factors = self._factors(bounds).clamp(max=most) * ROUNDED_DOWN
-        # For an infinite bound, the factor is 0. For NaN, it is NaN, which is not at least `least`.
+        # An infinite bound gives a factor of 0. NaN gives NaN, for which `>=` below is false.
         return torch.where(factors >= least, factors, 0.0)
 
     @abstractmethod

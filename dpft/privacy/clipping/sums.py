@@ -1,12 +1,13 @@
 """Sums of clipped gradients over the micro-batches of a step, with compensated rounding.
 
-If one record is removed, all later records move by one place. Other micro-batches are then added to
-other totals, and float32 rounds differently at each addition. Over M micro-batches of n records,
-this could change the sum by up to ``eps M n C / 2``, which can exceed the influence of the record.
-Records crafted so that each addition loses half a unit in the last place moved 8192 others by 0.67
-C. Casacuberta et al. 2022 (arXiv 2207.10635) show the same for other libraries. The rounding error
-of each addition is therefore kept and added with the next micro-batch (Knuth's two-sum). The
-remaining error does not grow with M, and clip factors leave room for it (``rounding_headroom``).
+If one record is removed, all later records move by one place. The micro-batches and the totals to
+which they are added are then different, and float32 rounds differently at each addition. Over M
+micro-batches of n records, this could change the sum by up to ``eps M n C / 2``, which can exceed
+the influence of the record. With records that were crafted so that each addition loses half a unit
+in the last place, removing one record changed the sum of the 8192 others by 0.67 C. Casacuberta et
+al. 2022 (arXiv 2207.10635) show the same for other libraries. The rounding error of each addition
+is therefore kept and added with the next micro-batch (Knuth's two-sum). The remaining error does
+not grow with M, and clip factors leave room for it (``rounding_headroom``).
 
 >>> sums, total = CompensatedSums(), torch.ones(1)
 >>> for _ in range(4):
@@ -24,24 +25,24 @@ import torch
 from torch import Tensor
 
 ROUNDINGS = 32
-"""Number of roundings of the whole sum that the headroom allows, see ``rounding_headroom``."""
+"""Number of roundings of the whole sum for which headroom is reserved (``rounding_headroom``)."""
 CPU_BLOCK, DEVICE_BLOCK = 2**17, 2**24
-"""Numbers per operation: few enough for the cache of a CPU, and many on a GPU, to save launches."""
+"""Numbers per operation: on a CPU, few enough for its cache; on a GPU, many, for few launches."""
 
 
 def rounding_headroom(expected_batch_size: float, dtype: torch.dtype = torch.float32) -> float:
-    """Return the share of the clipping norm that clip factors leave for the sum's rounding.
+    """Return the share of the clipping norm that clip factors reserve for the sum's rounding.
 
-    Two neighboring sums have at most n records of norm C each. Each sum is within ``eps n C`` of
-    the exact total of its micro-batches: a total is rounded once, and a part once, by half of eps
-    (``CompensatedSums``; ``sum of |part|`` is at most ``n C``). These are 4 roundings of
-    ``eps / 2 * n C``. The remaining 28 are for the contraction of a micro-batch, which libraries
-    add up in tiles, and for the forward and backward pass; no proof covers these. The worst records
-    that were crafted against the order of additions need 28 in total; random aligned records need
-    less than one.
+    Each of two neighboring sums has at most n records of norm C, and is within ``eps n C`` of the
+    exact total of its micro-batches: the total is rounded once, and each part once, by half of eps
+    (``CompensatedSums``; ``sum of |part|`` is at most ``n C``). For both sums together, these are 4
+    roundings of ``eps / 2 * n C``. The remaining 28 are for the contraction of a micro-batch, which
+    libraries add up in tiles, and for the forward and backward pass; no proof covers these. The
+    worst records that we crafted against the order of additions need 28 in total; random aligned
+    records need less than one.
 
-    n is the expected batch size plus a margin that a Poisson draw exceeds with a probability below
-    1e-13, because the draw itself is private.
+    n is the expected batch size plus a margin, because the size of the draw itself is private. A
+    Poisson draw exceeds n with a probability below 1e-13.
     """
     most: float = expected_batch_size + 8 * expected_batch_size**0.5 + 32
     return ROUNDINGS * torch.finfo(dtype).eps / 2 * most
@@ -103,7 +104,7 @@ class CompensatedSums:
     def flush(self) -> None:
         """Carry out the pending additions of a micro-batch."""
         self._carry_out()
-        # Only now, because totals may be views of one tensor, which share a version counter.
+        # Read the counters only now: totals may be views of one tensor and share its counter.
         for name, (reference, _) in self._totals.items():
             total = reference()
             self._totals[name] = reference, -1 if total is None else total._version
@@ -147,7 +148,7 @@ def _add_keeping_loss(bucket: Sequence[_Addition]) -> None:
 
 
 def _buckets(additions: Iterable[_Addition]) -> Iterator[list[_Addition]]:
-    """Yield the additions in groups (and large ones in pieces) of about one block of numbers."""
+    """Yield lists of additions of about one block of numbers each; split large additions."""
     bucket: list[_Addition] = []
     size = 0
     for addition in additions:

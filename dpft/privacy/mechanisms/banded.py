@@ -54,10 +54,10 @@ logger = logging.getLogger(__name__)
 MOST_BANDS = 64
 """Maximum number of bands that ``bands=auto`` tries; the memory of their noise grows with it."""
 NEAR_LEAST = 1.02
-"""Maximum ratio of noise to the least noise for ``bands=auto``, which takes the fewest such bands.
-Each further band is kept in memory for every trainable number."""
+"""``bands=auto`` takes the fewest bands whose noise is at most this multiple of the least noise.
+Each further band needs memory for one more float64 number per trainable parameter."""
 MARGIN = 1e-12
-"""Margin by which the norm of the coefficients stays below 1, so that no rounding exceeds 1."""
+"""Margin by which the norm of the coefficients is below 1, so that rounding cannot exceed 1."""
 
 
 class Banded(Mechanism):
@@ -86,7 +86,7 @@ class Banded(Mechanism):
             raise ValueError("coefficients must have a norm of at most 1, the first above 0.")
 
     def rate(self, sample_rate: float) -> float:
-        """Return p = b * B / N: a step draws as many units from one of b groups as from all."""
+        """Return p = b * B / N, so that a step draws B units on average from one of b groups."""
         return min(1.0, self.bands * sample_rate)
 
     def compositions(self, streams: Iterable[int]) -> int:
@@ -112,7 +112,7 @@ class Banded(Mechanism):
         return CorrelatedNoise(randomness.noise, self.coefficients, history)
 
     def last_noise(self, weights: Sequence[float]) -> float:
-        """Return the standard deviation of the noise in the last weights, relative to b = 1."""
+        """Return the standard deviation of the noise in the final weights, relative to b = 1."""
         target = last_weights(weights)
         return math.sqrt(target.error(self.coefficients) / target.error((1.0,)))
 
@@ -121,7 +121,8 @@ class Banded(Mechanism):
 class NoiseObjective:
     """Objective for the noise: ``sum over s of shares[s] * y[s]^2``, where ``C y = inputs``.
 
-    y[s] is the final weight of z_s in the quantity of interest, so the objective is its variance.
+    y[s] is the factor with which z_s enters the quantity of interest, so the objective is the
+    variance of this quantity.
     """
 
     inputs: "NDArray[np.float64]"
@@ -137,8 +138,8 @@ class NoiseObjective:
     def logarithm(self, free: "NDArray[np.float64]") -> "tuple[float, NDArray[np.float64]]":
         """Return the logarithm of the error of (1, free), scaled to norm 1, and its gradient.
 
-        The error is of degree -2 in C, so the norm is a factor. Because y = C^-1 inputs, the
-        derivative of y[s] with respect to c_j is -(C^-1 y)[s - j].
+        The error is of degree -2 in C, so scaling to norm 1 multiplies it by the squared norm.
+        Because y = C^-1 inputs, the derivative of y[s] with respect to c_j is -(C^-1 y)[s - j].
         """
         import numpy as np
         from scipy.signal import lfilter
@@ -156,26 +157,26 @@ class NoiseObjective:
 
 
 def prefix_sums(steps: int) -> NoiseObjective:
-    """Return the objective for the mean, over t, of the noise in the sum of the first t steps."""
+    """Return the objective for the noise in the sum of the first t steps, as a mean over all t."""
     import numpy as np
 
     return NoiseObjective(np.ones(steps), np.arange(steps, 0, -1) / steps)
 
 
 def last_weights(weights: Sequence[float]) -> NoiseObjective:
-    """Return the objective for the noise in the last weights.
+    """Return the objective for the noise in the final weights of the model.
 
     Args:
-        weights: Share of each step's gradient in the last weights.
+        weights: The factor with which each step's gradient enters the final weights.
     """
     import numpy as np
 
-    # The weight of z_s is the sum over t of weights[t] * (C^-1)[t, s], a filter backwards in time.
+    # The factor of z_s is the sum over t of weights[t] * (C^-1)[t, s], a filter backwards in time.
     return NoiseObjective(np.array(weights[::-1], dtype=np.float64), np.ones(len(weights)))
 
 
 def coefficients_for(target: NoiseObjective, *, bands: int) -> tuple[float, ...]:
-    """Return the coefficients of least error by L-BFGS, from public numbers only.
+    """Return the coefficients with the smallest error, found by L-BFGS from public numbers only.
 
     The search starts at the coefficients of the square root of the matrix of prefix sums,
     ``binom(2j, j) / 4^j`` (Henzinger and Upadhyay 2023, arXiv 2211.05006).
@@ -230,7 +231,7 @@ class BandedConfig(MechanismConfig):
         return self.replace(bands=mechanism.bands)
 
     def choose(self, numbers: Numbers) -> Mechanism:
-        """Return the mechanism with the given bands, or with the fewest that leave little noise.
+        """Return the mechanism with the given bands, or with the fewest that ``NEAR_LEAST`` allows.
 
         Raises:
             InputError: There are more bands than N / B, so that a group would have fewer units than

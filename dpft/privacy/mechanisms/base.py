@@ -2,9 +2,10 @@
 
 A run's plan contains one ``Mechanism`` in addition to the numbers that all mechanisms have: noise
 multiplier, sample rate of a draw, steps and delta. The mechanism gives the engine a sampler and the
-noise of a step. ``compositions`` tells accountants how many Poisson-sampled Gaussians cost as much
-as the steps taken. ``entry_name`` and ``has_streams`` define the ledger entry of a step. A
-mechanism that no ``SampledGaussian`` bounds is not supported, because it would have no accountant.
+noise of a step. For accountants, ``compositions`` returns the number of Poisson-sampled Gaussians
+that cost as much as the steps taken. ``entry_name`` and ``has_streams`` define the ledger entry of
+a step. A mechanism whose cost no ``SampledGaussian`` bounds is not supported, because there would
+be no accountant for it.
 
 A stream is the part of a run that shares one history of noise. A run is one stream, unless it was
 interrupted and cannot repeat its draws. A new stream with new keys then begins.
@@ -84,7 +85,7 @@ class StepNoise(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """Public numbers from which a mechanism is chosen."""
+    """Public numbers of a run, from which ``MechanismConfig.choose`` derives the mechanism."""
 
     num_examples: float
     expected_batch_size: float
@@ -93,8 +94,8 @@ class Numbers:
     eps: float | None = None
     """Target epsilon; None if the noise is given."""
     weights: Callable[[], Sequence[float]] | None = None
-    """Returns the share of each step's gradient in the last weights, by schedule and momentum.
-    None: the schedule is not known."""
+    """Function that returns the factor with which each step's gradient enters the final weights,
+    which follows from the learning rate schedule and the momentum. None if these are not known."""
 
     @property
     def sample_rate(self) -> float:
@@ -116,7 +117,9 @@ class Mechanism(StrictModel, ABC):
     stream. The trainable parameters then stay the same for the whole run."""
 
     def rate(self, sample_rate: float) -> float:
-        """Return the probability with which a unit that can take part in a step takes part in it.
+        """Return the probability with which each eligible unit takes part in a step.
+
+        By default every unit is eligible in every step.
 
         Args:
             sample_rate: Expected batch size divided by the number of units.
@@ -140,8 +143,8 @@ class Mechanism(StrictModel, ABC):
 
         Args:
             rate: Value that the method ``rate`` returns.
-            randomness: Its ``sampling`` ages with the steps; its ``group_key`` is fixed for a
-                stream.
+            randomness: Secret keys. The key for ``sampling`` changes with each step; ``group_key``
+                is the same for all steps of a stream.
         """
 
     @abstractmethod
@@ -149,22 +152,23 @@ class Mechanism(StrictModel, ABC):
         """Return the noise that is added in each step.
 
         Args:
-            randomness: Its ``noise`` ages with the steps.
+            randomness: Secret keys. The key for ``noise`` changes with each step.
             history: Value that ``StepNoise.history`` returned; empty: a new stream.
         """
 
     def last_noise(self, weights: Sequence[float]) -> float:
-        """Return the noise in the last weights, relative to independent noise.
+        """Return the standard deviation of the noise in the final weights of the model.
 
-        Both have the same noise multiplier.
+        The unit is the standard deviation that independent noise with the same noise multiplier
+        would have there.
 
         Args:
-            weights: Share of each step's gradient in the last weights.
+            weights: The factor with which each step's gradient enters the final weights.
         """
         return 1.0
 
     def in_words(self, steps: int) -> str:
-        """Return the number of steps as text, and in how many a unit can be, if not in all."""
+        """Return the number of steps as text and, if it is smaller, the number a unit can be in."""
         cost = self.compositions((steps,))
         if cost == steps:
             return f"{steps} steps"

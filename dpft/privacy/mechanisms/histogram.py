@@ -1,19 +1,21 @@
 """Histograms with Gaussian noise: mechanisms and epsilon for the ledger, and noisy counts.
 
 ``GaussianHistogram`` counts words. ``GaussianCounts`` counts cells that do not depend on the
-records. Every cell gets noise, also if it is empty, so there is no threshold and no delta for one.
+records. Every cell gets noise, also if it is empty, so there is no threshold, and no part of delta
+is needed for a threshold.
 
 The histogram of words follows Ponomareva et al. 2022, section 3.1 and Appendix B, Theorem 1, with
 add-or-remove-one neighbors. A unit adds to the counts of at most N words, at most m to each, and at
 most k in L2 norm. The count of every word that occurs in a record gets N(0, std^2) added, and the
 word is kept if the sum reaches the threshold. Half of delta is for the noise, and half for words
-that only one unit has. There are at most N such words, and the threshold lets each of them pass
-with a probability of at most delta / (2N).
+that only one unit has. A unit has at most N such words, and each of them passes the threshold with
+a probability of at most delta / (2N).
 
-Three things differ from the paper as printed. The quantile in the threshold is the normal quantile.
-With erf^-1, as printed, words of one unit pass 83,000 times as often as delta allows. Epsilon is
-the exact epsilon of the Gaussian mechanism, because the classical formula is not a bound above 1
-(33.68 published is 43.73). Finally, k, m and N are enforced, not assumed.
+The implementation differs from the printed paper in three ways. First, the threshold uses the
+normal quantile. With erf^-1, as printed, words of a single unit would pass 83,000 times as often as
+delta allows. Second, epsilon is the exact epsilon of the Gaussian mechanism, because the classical
+formula is not a bound if epsilon is above 1 (the published 33.68 is actually 43.73). Third, k, m
+and N are enforced, not assumed.
 """
 
 import math
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SLACK = 1e-9
-"""Relative tolerance for derived numbers in a ledger, because libraries round differently."""
+"""Relative tolerance for numbers in a ledger that follow from others, because libraries round
+differently."""
 
 
 class CountingMechanism(StrictModel):
@@ -106,7 +109,7 @@ class GaussianHistogram(CountingMechanism):
 
     @property
     def epsilon_classical(self) -> float:
-        """Epsilon by the paper's formula, (k / std) * sqrt(2 ln(2.5 / delta)); no bound above 1.
+        """Epsilon by the paper's formula, (k / std) sqrt(2 ln(2.5 / delta)), invalid above 1.
 
         >>> published = dict(l2_cap=256, linf_cap=256, words_per_record=256, delta=1e-9)
         >>> [round(GaussianHistogram(noise_std=s, **published).epsilon_classical, 2)
@@ -182,7 +185,7 @@ def noise_std_for(*, eps: float, l2_cap: float, delta: float) -> float:
 
 
 def noise_std_for_counts(*, eps: float, l2_cap: float, delta: float) -> float:
-    """Return the same noise for counts without a threshold, which use all of delta."""
+    """Return the noise as ``noise_std_for`` does, for counts whose noise uses all of delta."""
     return noise_std_for(eps=eps, l2_cap=l2_cap, delta=2 * delta)
 
 
@@ -204,7 +207,8 @@ def words_above_threshold(
 
     Guarantees:
         A word that only one unit has passes with a probability of at most the threshold's delta
-        divided by N. A count that the grid rounded up to the threshold does not pass.
+        divided by N. A noisy count that only reaches the threshold because it was rounded up to the
+        grid does not pass.
     """
     import numpy as np
 
