@@ -230,7 +230,9 @@ class GlueTask(GlueFields, ClassificationTask):
         return (LabeledExample(texts=texts, label=self.label(row["label"])),)
 
     def predicted(self, outputs: Sequence[float]) -> float:
-        """Return the most likely class; or the score, from the probability of the last label.
+        """Return the most likely class or, if the task has scores, the score.
+
+        The score is the probability of the last label times the largest score.
 
         >>> words = {"different": "No", "same": "Yes"}
         >>> task = GlueTask(

@@ -58,7 +58,12 @@ class ProgressRecord:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Continue the files in the folder of a run; ``clock`` returns seconds.
+        """Read the progress files of a run, to append lines to them.
+
+        Args:
+            folder: Folder of the run.
+            readers: Objects that receive each line that becomes public.
+            clock: Function that returns the time in seconds.
 
         Raises:
             StateError: A file is damaged.

@@ -4,9 +4,10 @@ This package does not import torch, and imports the library of an accountant onl
 
 Worked example: the noise of Li et al. 2022 for E2E at epsilon 3, with 410 steps, each of which a
 record joins with probability 1024/42061. RDP (``rdp``) always has a bound, but a loose one. PLD
-(``pld``) composes the privacy loss on a grid, pessimistically, which gives a tighter bound. PRV
-(``prv``) has bounds on both sides, 0.01 above and below its estimate. GDP (``gdp``) is the central
-limit of many steps. It is an estimate that is below the truth here, and is never the headline.
+(``pld``) composes the privacy loss on a grid, which gives a tighter bound. It rounds
+pessimistically, so the result is still an upper bound. PRV (``prv``) has bounds on both sides, 0.01
+above and below its estimate. GDP (``gdp``) is the central limit of many steps. It is an estimate
+that is below the truth here, and is never the headline.
 
 >>> from dpft.privacy.accounting import gdp, pld, prv, rdp
 >>> mechanism = SampledGaussian(
