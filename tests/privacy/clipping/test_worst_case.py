@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -182,7 +183,6 @@ def against_one_line(line: str) -> tuple[Outer, float]:
         "(5) underflow of a Gram matrix",
         "(10) rounding of a Gram matrix",
         "(13) cancellation",
-        "(15) rounding of the contraction",
         "(17) denormal factors",
     ],
 )
@@ -194,3 +194,13 @@ def test_records_crafted_against_one_line_of_the_proof(line: str) -> None:
     for part in (1.0, 0.99, 0.9, 0.7, 0.51):
         for share in contributions(case, bounds, max_grad_norm * part, "flat"):
             assert share <= ROUNDING_OF_CHECK
+
+
+def test_a_sum_in_the_worst_order_adds_at_most_the_clipping_norm() -> None:
+    """Line (15), for a kernel that adds one position after another. NumPy does so on any CPU."""
+    outer, max_grad_norm = against_one_line("(15) rounding of the contraction")
+    bounds = outer_norms([outer]).of(0).bounds().sqrt()
+    factor = rounded_down(clip_factors(bounds, max_grad_norm, "flat"), torch.float32).float()
+    terms = (factor * outer.left[0]).unsqueeze(2) * outer.right[0].unsqueeze(1)
+    added = np.add.accumulate(terms.numpy(), axis=0, dtype=np.float32)[-1]
+    assert norm(added.astype(np.float64).flatten().tolist()) <= max_grad_norm * ROUNDING_OF_CHECK
