@@ -131,8 +131,10 @@ def test_a_run_without_its_closing_line_has_not_ended(workspace: Workspace) -> N
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     for name in ("privacy.json", "metrics.json", "report.md", "report.html"):
         (run / name).unlink(missing_ok=True)
-    outcome = workspace.run("export", "run=run", "to=exported")
-    assert outcome.code != 0
+    for words in (("export", "run=run", "to=exported"), ("eval", "run=run")):
+        outcome = workspace.run(*words)
+        assert outcome.code != 0
+        assert "training of 'run' has not ended" in outcome.err
     assert not (workspace.root / "exported").exists()
 
 
