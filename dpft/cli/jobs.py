@@ -115,7 +115,7 @@ def lost_process(error: BrokenExecutor) -> RunError:
     """Return the error for a killed process of the launcher."""
     return RunError(
         f"The launcher of this sweep lost a process ({' '.join(str(error).split()) or 'killed'})."
-        " Resume interrupted runs with dpft train resume=RUN. If the machine ran out of memory, run"
+        " Resume interrupted runs with dpft train resume=RUN; if the machine ran out of memory, run"
         " one job at a time with hydra.launcher.n_jobs=1."
     )
 

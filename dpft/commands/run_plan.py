@@ -88,7 +88,7 @@ def steps_plan(config: TrainConfig, plan: RunPlan) -> StepsPlan:
 def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSize:
     """Return the number of training examples that is taken as public, including canaries.
 
-    docs/dev/design.md, section "The public number of examples", defines which source takes
+    The section docs/dev/design.md, the public number of examples, defines which source takes
     precedence.
 
     Args:

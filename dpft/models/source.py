@@ -124,10 +124,9 @@ class ModelConfig(Section):
             )
         if self.is_no_address:
             raise InputError(
-                f"model.quantization={quantization} needs a model that others can load, such as one"
-                f" from the Hub. A run must save model={self.name} with its adapter, which is not"
-                " supported for quantized weights. Set model.path to a folder of yours, or set"
-                " model.hub_name.",
+                f"model.quantization={quantization} does not support model={self.name}, because a"
+                " run would have to save this model with its adapter. Set model.path to a folder of"
+                " yours, or set model.hub_name.",
                 key="model.quantization",
                 value=quantization,
             )
