@@ -240,7 +240,7 @@ def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list
     tokenizer = model.processor(task, model.head(task))
     if make_canaries(run.config.audit, tokenizer, key) != all_canaries:
         raise StateError(
-            f"{run.folder / CANARIES} contains other canaries or coins than"
+            f"{run.folder / CANARIES} does not contain the canaries and coins that"
             f" {run.folder / AUDIT_KEY} generates. Restore both files.",
         )
     return canaries
@@ -253,7 +253,7 @@ def planned_trade_off(folder: Path) -> TradeOff | None:
     """
     if not checkpoints(folder / CHECKPOINTS):
         logger.warning(
-            "no comparison with the plan's own curve: %s has no checkpoint with the plan",
+            "audit not compared with the planned mechanism: %s has no checkpoint with the plan",
             folder / CHECKPOINTS,
         )
         return None
@@ -337,7 +337,7 @@ def _missing_key(run: Path, key: str, what: str) -> InputError:
 
 def _other_records() -> InputError:
     return InputError(
-        "run must be audited on its training records in the same order, got others. Restore the"
-        " original data.",
+        "run must be audited on its original training records in their original order, but these"
+        " records differ. Restore the original data.",
         key="run",
     )

@@ -395,7 +395,7 @@ def finding(
     worst = max(exposure.goodness_of_fit for exposure in after)
     return Finding(
         record=merge_models(ExposureAudit, released, goodness_of_fit=worst),
-        rows=[*rows, ("the most that a rank can show", f"{largest:.2f} bits")],
+        rows=[*rows, ("largest exposure that a rank can show", f"{largest:.2f} bits")],
         notes=_notes(groups, privacy, canaries, after),
         figures={"exposure": exposure_histogram(bits_by_rank, bits=largest)},
         released=released,
@@ -418,12 +418,12 @@ def _notes(
     after: Sequence[Exposed],
 ) -> list[str]:
     notes = [
-        f"A canary that was never inserted has {MEAN_UNSEEN:.2f} bits in the mean, and x bits or"
-        " more with a chance of 2^-x. The fit goes beyond the ranks by trusting a skew-normal"
-        " distribution; the column K-S shows its distance from the scores (0 is perfect)."
+        f"A canary that was never inserted has {MEAN_UNSEEN:.2f} bits on average, and at least x"
+        " bits with probability 2^-x. The fit extrapolates beyond the ranks with a skew-normal"
+        " distribution; K-S is its Kolmogorov-Smirnov distance from the scores (0 is perfect)."
     ]
     if isinstance(privacy, OpenRun):
-        return [*notes, "The run was trained without privacy: nothing bounds what can be read out."]
+        return [*notes, "The run was trained without privacy, so no ε bounds the exposure."]
     epsilon, delta = float(privacy.epsilon), float(privacy.delta)
     once = next((group for group in groups if group.copies == 1), None)
     if once is None or privacy.plan.unit != EXAMPLE:
@@ -439,7 +439,8 @@ def _notes(
     chance = min(1.0, number * chance_bound(largest, epsilon=epsilon, delta=delta))
     return [
         *notes,
-        f"Of a canary inserted once, ε = {epsilon:.2f} allows {most:.2f} bits in the mean, and of"
-        f" any of {number} the {largest:.2f} bits found of one, or more, with a chance of at most"
-        f" {chance:.2g}; of one inserted r times it allows r times the ε.",
+        f"For a canary inserted once, ε = {epsilon:.2f} allows at most {most:.2f} bits on average."
+        f" The largest exposure of the {number} canaries inserted once is {largest:.2f} bits; under"
+        f" this ε, one of them reaches it with a probability of at most {chance:.2g}. For a canary"
+        " inserted r times, use r times the ε.",
     ]

@@ -121,11 +121,11 @@ class MembershipConfig(Audit):
             ),
             rows=[row for name, curve in curves.items() for row in _rows(name, curve, bound)],
             notes=[
-                f"{len(members)} records that were trained on, {len(others)} that were not"
-                f" ({read.unseen.split}). Where these are another split, attacks may tell the"
-                " splits apart, and not what was trained on; records held out of one file"
-                " (eval.held_out) differ in nothing else. Reference runs must not have seen the"
-                " records; they are as private as what they were trained on.",
+                f"The attack compares {len(members)} training records with {len(others)} other"
+                f" records ({read.unseen.split}). If these are from another split, the attack may"
+                " detect differences between the splits instead of membership; records held out of"
+                " the same file (eval.held_out) avoid this. Reference runs must not be trained on"
+                " these records, and are as private as their own training records.",
                 *_verdict(curves, bound_or_reason),
             ],
             figures={"roc": roc_plot(curves, trade_off=bound)},
@@ -329,7 +329,7 @@ def _bound(run: AuditedRun) -> TradeOff | str:
     from dpft.audit.audited_run import planned_trade_off
 
     if isinstance(run.privacy, OpenRun):
-        return "The run was trained without privacy: nothing bounds an attack."
+        return "The run was trained without privacy, so no ε bounds an attack."
     if run.privacy.plan.unit != EXAMPLE:
         return "The unit of privacy is not a record, so ε bounds no attack on a record."
     if run.privacy.with_tokenizer is not None:
@@ -338,7 +338,7 @@ def _bound(run: AuditedRun) -> TradeOff | str:
             " does not bound attacks on the model. The report states ε of both."
         )
     planned = planned_trade_off(run.folder)
-    gone = "The run's plan is gone with its checkpoints: nothing bounds an attack."
+    gone = "The run's plan was deleted with its checkpoints, so no bound on attacks is known."
     return gone if planned is None else planned
 
 
@@ -367,7 +367,7 @@ def _rows(name: str, curve: RocCurve, bound: TradeOff | None) -> list[tuple[str,
         rate = operating_point(curve, limit).true_positive_rate
         most = "" if bound is None else f", at most {largest_true_positive_rate(bound, limit):.2%}"
         rate_text = f"{rate.rate:.2%} ({rate.lower:.2%} to {rate.upper:.2%}){most}"
-        rows.append((f"{name}: true positives at {100 * limit:g} % false ones", rate_text))
+        rows.append((f"{name}: TPR at {100 * limit:g} % FPR", rate_text))
     return rows
 
 

@@ -57,7 +57,7 @@ SETS: tuple[RecordSet, ...] = get_args(RecordSet)
 NO_WORD = re.compile(r"[^\w]")
 OWNERS = "private: it is about the training records, no epsilon covers it, and it stays with the"
 OWNERS += " owner of the data"
-WHOLE = {CONTINUATION: "whole continuations written", SPANS: "texts of which every span is filled"}
+WHOLE = {CONTINUATION: "continuations reproduced exactly", SPANS: "texts with all spans correct"}
 NO_NEAR = {
     "train_dup": "no training record has a near duplicate",
     "train_unique": "every training record has a near duplicate",
@@ -132,7 +132,7 @@ class MemorizationConfig(Audit):
                 )
                 if not rows_of_sets[name]:
                     del rows_of_sets[name]
-                    not_there[name] = "of no record is anything left to write"
+                    not_there[name] = "no record has tokens left to generate"
 
             # 2. Generate the rows with the model, and score them.
             model = trained.on_device(task, run.device.prepare())
@@ -316,8 +316,8 @@ class MemorizationAudit(Versioned):
         ]
         return [
             Grid(columns=("set", "records", "EM %", "TA %", "MED", "MED words"), rows=rows),
-            *[f"{name} is not there: {why}." for name, why in self.not_there.items()],
-            f"EM: {WHOLE[self.hidden]}; TA: tokens in their places; MED: median edit distance in"
+            *[f"{name} is empty: {why}." for name, why in self.not_there.items()],
+            f"EM: {WHOLE[self.hidden]}; TA: share of correct tokens; MED: median edit distance in"
             " tokens, and in words as T5 splits them.",
             f"This is {OWNERS}.",
         ]

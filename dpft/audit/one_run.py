@@ -260,9 +260,9 @@ def _with_verdict(strongest: Guesses, guesses_of_views: Sequence[Guesses]) -> Gu
 
 def _notes(released: GuessesInShort) -> list[str]:
     if released.epsilon is None:
-        return ["The run was trained without privacy: there is no ε to compare this with."]
+        return ["The run was trained without privacy, so there is no ε to compare the bound with."]
     verdicts = [is_contradicted(released), is_another_mechanism(released)]
     return [verdict for verdict in verdicts if verdict] or [
-        "A lower bound below ε contradicts nothing, and proves nothing: a stronger attack, or more"
-        " canaries, could show more."
+        "A lower bound below ε is consistent with the guarantee but does not prove it: a stronger"
+        " attack, or more canaries, could yield a larger lower bound."
     ]

@@ -70,7 +70,7 @@ def roc_plot(curves: Mapping[str, RocCurve], *, trade_off: TradeOff | None = Non
                 1 - trade_off(rates),
                 color=COLORS[0],
                 linestyle="--",
-                label="the most that the mechanism allows",
+                label="upper bound by the mechanism",
             )
         axes.plot(rates, rates, color="#888888", linestyle=":", label="guessing blindly")
         axes.set(
@@ -130,14 +130,14 @@ def trade_off_plot(measured: RocCurve, *, planned: TradeOff | None = None) -> Ma
         axes.plot(rates, 1 - measured.true_positive_rates, color=COLORS[1], label="measured")
         axes.fill_between(
             rates[places], [rate.lower for rate in intervals], [rate.upper for rate in intervals],
-            color=COLORS[1], alpha=0.2, linewidth=0, label="its 95 % interval, point by point",
+            color=COLORS[1], alpha=0.2, linewidth=0, label="95 % interval of each point",
         )  # fmt: skip
         if planned is not None:
             axes.plot(alarms, planned(alarms), color=COLORS[0], label="planned mechanism")
         axes.plot(alarms, 1 - alarms, color="#888888", linestyle=":", label="guessing blindly")
         axes.set(
             xlabel="false alarms (share of non-members)",
-            ylabel="misses (share of those included)",
+            ylabel="misses (share of members)",
             xlim=(0, 1), ylim=(0, 1),
         )  # fmt: skip
         axes.legend(frameon=False, loc="upper right")

@@ -87,9 +87,9 @@ class SyntheticConfig(Audit):
         else:
             remarks.append(f"Not compared with other records: {unseen}")
         if file.no_rows:
-            remarks.append(f"{file.no_rows} rows have a label that is none of task.labels.")
+            remarks.append(f"{file.no_rows} rows have a label that is not in task.labels.")
         if file.why_private is not None:
-            remarks.append(f"Nothing of this may be released: {file.why_private}.")
+            remarks.append(f"Do not release these results: {file.why_private}.")
 
         # 2. Compare them; only comparisons without private records may be released.
         compared = released = _shapes({"synthetic": texts})
@@ -261,14 +261,14 @@ def _shapes(sides: Mapping[str, Sequence[str]]) -> Comparison:
         quantiles = np.quantile(lengths, (0.05, 0.95)).tolist()
         measures.append((len(texts), distinct, float(np.mean(lengths)), *quantiles, different))
     names = (
-        "texts", "different ones, %", "words: mean", "words: 5 of 100 have at most",
-        "words: 95 of 100 have at most", "different words, % of all",
+        "texts", "distinct texts, %", "words: mean", "words: 5 % quantile",
+        "words: 95 % quantile", "distinct words, % of all",
     )  # fmt: skip
     rows = dict(zip(names, zip(*measures, strict=True), strict=True))
     accuracy = classifier_accuracy(*sides.values()) if len(sides) == 2 else None
     note = None
     if accuracy is not None:
-        note = f"A classifier recognizes {accuracy:.1%} of both kinds; guessing, 50 %."
+        note = f"A classifier tells both kinds apart with {accuracy:.1%} accuracy (guessing: 50 %)."
     return Comparison(title="The texts", columns=tuple(sides), rows=rows, note=note)
 
 

@@ -108,7 +108,7 @@ def say_where_jobs_speak(jobs: Sequence[SweptJob]) -> None:
     """Print where to find the error messages of failed jobs whose output is not shown here."""
     for job in jobs:
         if job.exit_code and job.log is not None:
-            say(f"the job of {job.folder} ended with {job.exit_code} and says why in {job.log}")
+            say(f"the job in {job.folder} failed with exit code {job.exit_code}; see {job.log}")
 
 
 def lost_process(error: BrokenExecutor) -> RunError:
@@ -201,7 +201,7 @@ def requeued_if_preempted(outcome: ExitStatus, task: SubmittedTask | None) -> It
         try:
             requeue(number, None)
         except (RuntimeError, SubprocessError, OSError) as error:
-            say(f"the job is not requeued: {' '.join(str(error).split())}")
+            say(f"the job could not be requeued: {' '.join(str(error).split())}")
     outcome.exit_code = TERMINATED
 
 
@@ -230,8 +230,8 @@ def launch_error(error: RuntimeError | ValueError) -> DpftError | None:
         )
     if _is_submitits(error):
         return RunError(
-            "A job of this sweep ended without an answer; its log is in .submitit of the sweep's"
-            " folder. When all other jobs have ended, compute their cost with"
+            "A job of this sweep ended without a result; its log is in the folder .submitit of the"
+            " sweep. When all other jobs have ended, compute their cost with"
             " dpft account runs=FOLDER, and resume interrupted runs with dpft train resume=RUN."
         )
     return None

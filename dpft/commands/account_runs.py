@@ -154,7 +154,7 @@ def run_table(run: SpentRun, bound: EpsilonBound, *, head_checked: bool) -> str:
     plan, ledger = run.plan, run.ledger
     ledger_text = f"{ledger.lines} lines, closed"
     if not ledger.closed:
-        torn = "" if ledger.torn_at is None else " and a torn one"
+        torn = "" if ledger.torn_at is None else " and an incomplete one"
         ledger_text = f"{ledger.lines} lines{torn}, not closed: the run has not ended"
     rows = [
         ("run", run.folder),
@@ -171,7 +171,7 @@ def run_table(run: SpentRun, bound: EpsilonBound, *, head_checked: bool) -> str:
     for noise, steps in run.taken.items():
         threshold = ""
         if noise.threshold_delta:
-            threshold = f", and a threshold that takes {noise.threshold_delta:.4g} of delta"
+            threshold = f", and a threshold that uses {noise.threshold_delta:.4g} of delta"
         text = f"{steps} of noise multiplier {noise.noise_multiplier:.6g}"
         rows.append(("steps", f"{text} at sample rate {noise.sample_rate:.6g}{threshold}"))
     num_composed = sum(run.taken.values())
@@ -180,7 +180,7 @@ def run_table(run: SpentRun, bound: EpsilonBound, *, head_checked: bool) -> str:
     if plan.counts is not None:
         multiplier = plan.counts.mechanism.noise_multiplier
         text = f"1 of noise multiplier {multiplier:.6g}, run {plan.counts.run_id}"
-        rows.append(("counts", f"{text}: the histogram of its synthesis, in epsilon too"))
+        rows.append(("counts", f"{text}: the histogram of the synthesis, included in epsilon"))
     rows += [
         ("batch", f"{plan.expected_batch_size:g} expected"),
         ("units", f"{plan.num_examples} (taken as public)"),
@@ -191,7 +191,7 @@ def run_table(run: SpentRun, bound: EpsilonBound, *, head_checked: bool) -> str:
         lines += ["", *accountant_lines(bound.epsilons)]
     steps_taken = f"{run.steps} steps taken of {plan.steps} planned"
     if isinstance(plan, PrivacyPlan) and plan.mechanism.has_streams:
-        steps_taken += f", of which a unit is in {num_composed} at most"
+        steps_taken += f"; each unit is in at most {num_composed} of them"
     lines += ["", _headline(bound, steps_taken, plan.unit, plan.sampler)]
     lines += warning_lines(bound.warnings)
     if bound.delta == plan.delta:
@@ -332,8 +332,8 @@ def _copies(runs: Sequence[SpentRun]) -> list[str]:
         if run.ledger.run_id is not None:
             folders_of_id.setdefault(run.ledger.run_id, []).append(run.folder)
     return [
-        f"{' and '.join(folders)} are copies of one run by their ledgers' first lines: the steps"
-        " from before the copy was made are counted for each"
+        f"{' and '.join(folders)} are copies of one run, because their ledgers have the same first"
+        " line: steps from before the copy are counted once for each folder"
         for folders in folders_of_id.values()
         if len(folders) > 1
     ]

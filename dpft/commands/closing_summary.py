@@ -42,7 +42,7 @@ from dpft.reports.privacy_sentences import (
 from dpft.reports.rendering import digits
 from dpft.reports.report import write_report
 from dpft.reports.run_record import RunRecord, data_name, model_title
-from dpft.reports.scores import ScoreTable, metric_heading, score_tables
+from dpft.reports.scores import ScoreTable, data_title, metric_heading, score_tables
 from dpft.reports.sections import headline, what_epsilon_is_of
 from dpft.reports.terminal import Grid, show
 from dpft.run_folder import (
@@ -132,7 +132,8 @@ def _score_grid(table: ScoreTable, record: RunRecord) -> Grid:
         improved = len(values) > 1 and _is_better(name, values[-1], values[0])
         rows.append((heading, *cells[:-1], Text(cells[-1], BETTER if improved else "")))
     columns = ["", *(stage.replace("_", " ") for stage in table.stages)]
-    return Grid(title=f"{table.task} {table.split}{counted}", columns=columns, rows=rows)
+    title = f"{data_title(table.task)} {table.split}{counted}"
+    return Grid(title=title, columns=columns, rows=rows)
 
 
 def _is_better(name: str, value: float | None, before: float | None) -> bool:

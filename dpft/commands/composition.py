@@ -40,9 +40,9 @@ from dpft.strict_model import read_model
 logger = logging.getLogger(__name__)
 
 END_UNPROVEN = (
-    "the ledger's end is unproven: it is not closed, and without private/ nothing shows whether"
-    " steps were cut from its end; epsilon is that of the steps it holds. Give head=HASH, as"
-    " it was published elsewhere."
+    "the ledger's end is unproven: the ledger is not closed, and without private/ dpft cannot check"
+    " whether its last steps were removed. Epsilon covers only the steps that it contains. To check"
+    " the end, set head=HASH to the head that was published elsewhere."
 )
 
 
@@ -259,7 +259,7 @@ def _compose(taken: Mapping[Noise, int], delta: float, leader: str) -> EpsilonBo
 
 PUBLIC_TOKENIZER = (
     "the tokenizer of model.tokenizer has no ledger and is taken as public"
-    " (model.tokenizer_is_public=true): epsilon does not cover what made it"
+    " (model.tokenizer_is_public=true): epsilon does not cover its texts"
 )
 
 

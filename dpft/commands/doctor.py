@@ -104,7 +104,7 @@ def device_check() -> Check:
 
         torch.ones(2).sum().item()
     except (ImportError, OSError, RuntimeError) as error:
-        reason = f"torch does not compute ({type(error).__name__}); install it as pytorch.org says"
+        reason = f"torch fails ({type(error).__name__}); reinstall it as pytorch.org describes"
         return Check(what="device", state=MISSING, found=reason, essential=True)
     device, memory = accelerator(), free_and_total_memory()
     description = f"CPU, {torch.get_num_threads()} of {os.cpu_count()} cores used"

@@ -88,7 +88,8 @@ def evaluate(
                 )
                 if trained_model.has_random_head(config.task):
                     logger.warning(
-                        "the checkpoint has no trained classification head; scoring a random one"
+                        "the checkpoint has no trained classification head; scoring a randomly"
+                        " initialized head"
                     )
                 scored = records_to_score(config, encoding.check)
                 device = own_device(config.train.prepare(), ranks)

@@ -48,8 +48,8 @@ def where(error: BaseException) -> str:
         begin = ["Traceback (most recent call last):\n"] if places else []
         parts.append("".join([*begin, *places, f"{type(cause).__qualname__}\n"]))
     kept = next(iter(_kept_in(error)), "it could not be written anywhere")
-    withheld = f"(its message is withheld, since it may quote a record; {kept})"
-    return "\nand from that, or while it was handled:\n\n".join(parts) + withheld
+    withheld = f"(message withheld because it may quote a record; {kept})"
+    return "\nThe error above led to this error:\n\n".join(parts) + withheld
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def crash_kept(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             path = private_path(folder, TRACEBACK)
             write_text(path, text, mode=0o600)
-            error.add_note(_KeptIn(f"{path} has it"))
+            error.add_note(_KeptIn(f"see {path}"))
         raise
 
 

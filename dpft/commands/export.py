@@ -169,8 +169,8 @@ def exported_model(
     model_license = config.license or saved.model.license or _license_of_card(saved.model)
     if model_license is None:
         raise InputError(
-            "license must be given, because the base model states none. It is one of the Hub's"
-            " identifiers.",
+            "license must be given, because the card of the base model does not state it. Use a"
+            " license identifier of the Hub.",
             key="license",
             hint="license=apache-2.0",
         )

@@ -169,7 +169,7 @@ def generated_task(config: GenerateConfig, trained: Task) -> TextTask:
         learned = ", or train with task.learn_prompt=true to generate these columns too"
         raise InputError(
             f"num needs a model that was trained on whole records, but task={task.name} generates"
-            f" from {task.given_form}. Give such rows by prompts=FILE{learned if custom else ''}.",
+            f" from {task.given_form}. Pass these with prompts=FILE{learned if custom else ''}.",
             key="num",
             value=config.num,
         )

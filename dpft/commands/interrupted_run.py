@@ -228,8 +228,9 @@ def restored_plan(
         plan = plan_without_noise(config, size, steps, phases)
         if plan.unnoised != began.clipping:
             _refuse_edited(
-                "its sampling and its clipping",
-                f"others (privacy.max_grad_norm={getattr(config.privacy, 'max_grad_norm', None)})",
+                "the sampling and clipping that it began with",
+                "different settings"
+                f" (privacy.max_grad_norm={getattr(config.privacy, 'max_grad_norm', None)})",
                 key="privacy.max_grad_norm",
             )
         return plan
@@ -306,8 +307,8 @@ def check_same_records(folder: Path, training_set: TrainingSet) -> None:
         fingerprint(training_set.examples, training_set.units, key), expected.hmac
     ):
         raise InputError(
-            "resume needs the training records that the run began with, got others. Restore them,"
-            " or start a new run.",
+            "resume needs the training records that the run began with, but these records differ."
+            " Restore the records, or start a new run.",
             key="resume",
         )
 
@@ -351,10 +352,10 @@ def _way_to_go_on(command: str, folder: str) -> str:
         return f"dpft train {resume} launch=local launch.processes={there.size}"
     if submitted_task() is not None:
         return (
-            f"dpft train --multirun {resume}, with hydra/launcher and hydra.launcher.KEY as"
-            " before; a requeued job with resume=auto does so by itself"
+            f"dpft train --multirun {resume}, with the same hydra/launcher and hydra.launcher.KEY;"
+            " a requeued job with resume=auto resumes automatically"
         )
-    return f"torchrun, as before, -m dpft train {resume}"
+    return f"torchrun ARGUMENTS -m dpft train {resume}, with the same ARGUMENTS as before"
 
 
 def _check_may_change(key: str, saved: dict[str, Any]) -> None:

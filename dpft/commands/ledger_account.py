@@ -122,9 +122,8 @@ def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
         )
     if not trial and (plan.is_trial or (path / TUNING).exists()):
         raise InputError(
-            f"{folder} belongs to a search by dpft tune, so its ledger contains one of a secret"
-            f" number of runs, and no epsilon follows from it. {PRIVACY} of the search contains"
-            " the epsilon of all its runs.",
+            f"{folder} belongs to a search by dpft tune. Its ledger covers only one run of the"
+            f" search; the epsilon of all runs is in the search's {PRIVACY}.",
             key="run",
             value=folder,
         )
@@ -231,7 +230,7 @@ def find_ledgers(
             elif (run / LEDGER).exists() or knows_the_end(run) or (run / PRIVACY).exists():
                 folders.append(str(run))
             else:
-                notes.append(f"{run}: no noisy step was taken in it")
+                notes.append(f"{run}: skipped, because it took no noisy step")
     if unused:
         raise InputError(
             f"leave_out must name runs below {', '.join(given)}, got"
@@ -250,7 +249,7 @@ def find_ledgers(
             plan = read_spent(folder).plan
             if plan.data_id not in (None, data_id):
                 folders.remove(folder)
-                notes.append(f"{folder}: of other data, privacy.data_id={plan.data_id}")
+                notes.append(f"{folder}: skipped, because privacy.data_id={plan.data_id}")
     return FoundRuns(folders=tuple(folders), left_out=tuple(notes))
 
 
@@ -271,7 +270,7 @@ def _runs_below(folder: Path) -> tuple[list[Path], list[str]]:
         if path in runs:
             names[:] = [name for name in names if name != PRIVATE]
         links += [
-            f"{path / name}: a symbolic link, which is not followed; name its folder"
+            f"{path / name}: skipped, because it is a symbolic link; name its target instead"
             for name in names
             if (path / name).is_symlink()
         ]

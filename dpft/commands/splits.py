@@ -202,7 +202,7 @@ def records_to_score(config: EvaluateConfig, check: Check = accept_all) -> dict[
     if not hmac.compare_digest(known_by(data, key), before):
         raise InputError(
             "eval.held_out needs the records of the run, in the same order and with the same"
-            " templates, because training records might be scored otherwise. Restore the records,"
+            " templates, because otherwise it could select training records. Restore the records,"
             " or score other records with eval.held_out=null and task.data_dir=DIR.",
             key="eval.held_out",
             value=config.eval.held_out,

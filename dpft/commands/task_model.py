@@ -103,7 +103,7 @@ def prepare_in_shards(
     """
     try:
         if architecture.model.init != "pretrained":
-            raise NotInShards("it starts at random")
+            raise NotInShards("its weights are initialized at random")
         with loading_errors(architecture.model):
             rows = checkpoint_rows(architecture.model)
         model, new = prepare_model(config, architecture, head, rows=rows)

@@ -186,8 +186,8 @@ def make_tokenizer(
             )
         cost = (
             f"The histogram of {len(words)} words above the threshold of {mechanism.threshold:.6g}"
-            f" has cost epsilon = {eps_text(mechanism.epsilon)}; another vocabulary of it costs"
-            " nothing more."
+            f" has cost epsilon = {eps_text(mechanism.epsilon)}; another vocabulary from it costs"
+            " no more."
         )
         another = f"dpft tokenizer {in_shell('resume', folder)} tokenizer.vocab_size=NUMBER"
         try:
@@ -387,7 +387,7 @@ def write_summary(folder: Path, counted: WordHistogram, kept: Sequence[tuple[str
         f"- units read: {counted.num_units}",
         f"- different words: {num_words}",
         f"- of them kept: {int(is_kept.sum())} ({is_kept.sum() / max(1, num_words):.2%})",
-        f"- share of the counts that the kept words have: {share:.2%}",
+        f"- share of all counts that belongs to kept words: {share:.2%}",
     ]
     write_text(private_path(folder, DATA_SUMMARY), "\n".join(lines) + "\n", mode=0o600)
 

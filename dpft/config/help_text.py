@@ -92,11 +92,11 @@ ALL = "all"
 """Argument of ``--help`` that explains every group and every key."""
 FLAGS = (
     ("--help SECTION", "options and keys of one section; --help GROUP=OPTION: of that option"),
-    ("--help KEY", "what one key is for; --help all: every key"),
+    ("--help KEY", "description of one key; --help all: of every key"),
     ("--cfg job", "print the composed configuration and stop"),
     ("--multirun", "run once for every combination of comma-separated values"),
     ("--config-dir DIR", "look for configuration files in DIR too"),
-    ("--shell-completion install=bash", "print what completes keys and options in bash"),
+    ("--shell-completion install=bash", "print a script for tab completion in bash"),
     ("--hydra-help", "more about these flags"),
 )
 
@@ -189,7 +189,7 @@ def help_text(command: ComposedCommand, about: Sequence[str] = ()) -> str:
         if name in command.choices:
             descriptions = options(list(command.folders), name)
             lines = _option_lines(name, descriptions, command.choices[name])
-            parts.append("\n".join([f"Options of {name} (* is taken):", *lines]))
+            parts.append("\n".join([f"Options of {name} (* marks the selected option):", *lines]))
         if under:
             parts.append(_keys(under))
     return "\n\n".join(parts)
@@ -207,14 +207,14 @@ def _usage(command: ComposedCommand) -> str:
 
 def _groups(command: ComposedCommand) -> str:
     """Return all groups with their options; a group with few options also has descriptions."""
-    lines = ["Groups (choose with GROUP=OPTION; * is taken unless you say otherwise):"]
+    lines = ["Groups (choose with GROUP=OPTION; * marks the selected option):"]
     for group, chosen in command.choices.items():
         descriptions = options(list(command.folders), group)
         if len(descriptions) < MANY:
             lines += _option_lines(group, descriptions, chosen)
             continue
         names = ", ".join(f"{name}*" if name == chosen else name for name in descriptions)
-        lines += _row(group, f"{names}; what each is: dpft {command.name} --help {group}")
+        lines += _row(group, f"{names}; descriptions: dpft {command.name} --help {group}")
     return "\n".join(lines)
 
 

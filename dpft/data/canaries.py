@@ -201,8 +201,8 @@ def make_canaries(
     words = whole_words(tokenizer)
     if len(words) < config.vocabulary:
         raise InputError(
-            f"canaries need {config.vocabulary} words that are one token each and survive a round"
-            f" trip, but the tokenizer has {len(words)}. Choose another model, or a lower"
+            f"canaries need {config.vocabulary} words that the tokenizer encodes as one token and"
+            f" decodes unchanged, but it has only {len(words)}. Choose another model, or a lower"
             " audit.vocabulary.",
             key="audit.vocabulary",
             value=config.vocabulary,

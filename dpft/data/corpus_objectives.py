@@ -269,9 +269,8 @@ class CorpusEncoding(TokenEncoding):
             )
         if gaps > len(self.sentinels):
             raise InputError(
-                f"prompts must have at most {len(self.sentinels)} gaps (____) in a text, because"
-                f" the model learned no more with task.max_length={self.max_length}, got {gaps}."
-                " Use fewer gaps.",
+                f"prompts must have at most {len(self.sentinels)} gaps (____) in a text (the"
+                f" maximum with task.max_length={self.max_length}), got {gaps}. Use fewer gaps.",
                 key="prompts",
                 value=gaps,
             )

@@ -231,7 +231,7 @@ def _fields(file: Path, line: tuple[int, str]) -> tuple[str, str]:
     fields = line[1].split()
     if len(fields) != 2:
         place = line_place(str(file), line[0])
-        raise InputError(f"{place}: not the name of an image and its partition.", key=place)
+        raise InputError(f"{place}: the line must name an image and its partition.", key=place)
     return fields[0], fields[1]
 
 
@@ -319,8 +319,9 @@ def _binary_rows(file: Path, label_bytes: int, classes: int) -> Iterator[Row]:
     length = label_bytes + IMAGE_BYTES
     if file.stat().st_size % length:
         raise InputError(
-            f"{file}: the size is not a multiple of {length} bytes, which {label_bytes} label bytes"
-            " and an image have. Unpack the archive again, or choose the task of this data set.",
+            f"{file}: the size is not a multiple of {length} bytes, the size of a record"
+            f" (label bytes: {label_bytes}). Unpack the archive again, or choose the task of this"
+            " data set.",
             key=str(file),
         )
     records = np.memmap(file, np.uint8, "r").reshape(-1, length)

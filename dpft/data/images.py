@@ -271,8 +271,8 @@ class ImageLayout(Layout):
             read = iter(decoder(self.form, self.workers).decode(unread)) if unread else iter(())
         except BrokenImage as error:
             raise RunError(
-                f"{error} Training needs the file as it was when the run began; in other splits,"
-                " repair it or remove it."
+                f"{error} Restore the file if it is a training record, because a run needs it"
+                " unchanged; in other splits, repair or remove it."
             ) from error
         seen = [row if row.pixels is not None else replace(row, pixels=next(read)) for row in rows]
         return np.stack([_viewed(row) for row in seen])

@@ -67,12 +67,12 @@ Columns = Mapping[str, Sequence[Any]]
 
 _WHY_MISSING = {
     TEXTS: "needs predictions, one text per input",
-    LIKELIHOODS: "needs the model's likelihoods; a predictions file holds texts only",
-    NEXT_TOKENS: "needs the model's likelihoods; a predictions file holds texts only",
+    LIKELIHOODS: "needs the model's likelihoods; a predictions file contains only texts",
+    NEXT_TOKENS: "needs the model's likelihoods; a predictions file contains only texts",
     PAIRS: "needs the model's likelihoods of preference pairs",
-    LABELS: "needs labels, a predicted and a right one per input",
-    RANKINGS: "needs the model's probabilities; a predictions file holds one class per input",
-    ATTRIBUTES: "needs attributes, predicted and right ones per input",
+    LABELS: "needs a predicted label and a true label for each input",
+    RANKINGS: "needs the model's probabilities; a predictions file contains one class per input",
+    ATTRIBUTES: "needs predicted attributes and true attributes for each input",
 }
 
 
@@ -116,7 +116,7 @@ def _value(
     from dpft.evaluation.local_metric import compute
 
     if spec.english_only and language not in (None, ENGLISH):
-        raise NotComputed(f"is defined for English texts only, got task.language={language}")
+        raise NotComputed(f"is defined only for English texts, got task.language={language}")
     reason = spec.missing(settings) if spec.inputs in columns else _WHY_MISSING[spec.inputs]
     if reason is not None:
         raise NotComputed(reason)
@@ -570,8 +570,8 @@ def score_predictions(
     chosen = answers.to_score(task, examples, config, name)
     if len(predictions) != len(chosen):
         raise InputError(
-            f"predictions must contain one for each distinct input of the {name} split, got"
-            f" another number, {len(predictions)}.",
+            f"predictions must contain one prediction for each distinct input of the {name} split,"
+            f" but there are {len(predictions)} predictions.",
             key="predictions",
         )
     scored = answers.of_file(task, chosen, predictions)

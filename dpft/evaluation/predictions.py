@@ -93,7 +93,7 @@ def read_predictions(
         if len(lines) not in (len(inputs), len(wanted)):
             raise InputError(
                 f"{path}: predictions must have one line for each distinct input of the split, in"
-                f" order of first occurrence, got another number, {len(lines)} lines.",
+                f" order of first occurrence, but the file has {len(lines)} lines.",
                 key="predictions",
             )
         return [repair(line) for line in lines[: len(wanted)]]
@@ -102,8 +102,8 @@ def read_predictions(
     names = [repair(name).strip() for name in wanted]
     if any(name not in rows_by_input for name in names):
         raise InputError(
-            f"{path}: predictions must contain one for each distinct input of the split, but some"
-            " are missing.",
+            f"{path}: predictions must contain one prediction for each distinct input of the split,"
+            " but some are missing.",
             key="predictions",
         )
     return [rows_by_input[name].prediction for name in names]
@@ -154,8 +154,8 @@ def _rows_by_input(
         name = repair(row.input).strip()
         if name not in inputs:
             raise InputError(
-                f"{path}:{row.line}: an input must be one of the split's, got another. Check"
-                " eval.split and the task.",
+                f"{path}:{row.line}: the input does not occur in the split. Check eval.split and"
+                " the task.",
                 key="predictions",
             )
         if name in rows_by_input:

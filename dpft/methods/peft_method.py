@@ -131,7 +131,7 @@ def check_attends_alone(name: str, model: "PreTrainedModel") -> None:
     )
     if keeps_state or model._is_stateful:
         raise refuse(
-            name, model, "a model with layers that keep only keys and values of earlier tokens"
+            name, model, "a model that caches only keys and values, without a recurrent state"
         )
 
 

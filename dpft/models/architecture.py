@@ -420,8 +420,8 @@ def read_architecture(model: ModelConfig) -> Architecture:
         read.get_text_config()  # fails for a model with several text models
     if getattr(read, "quantization_config", None) is not None:
         raise InputError(
-            f"{origin(model)} is already quantized, and dpft may not clip its arithmetic exactly."
-            " Give its checkpoint of 16 or 32 bits, with model.quantization=nf4 or int8.",
+            f"{origin(model)} is already quantized in a format that dpft may not clip exactly. Give"
+            " its 16-bit or 32-bit checkpoint, with model.quantization=nf4 or int8.",
             key=key,
             value=value,
         )

@@ -127,7 +127,7 @@ class CheckpointRows:
         if stand_in is not None and stand_in.is_untouched(tensor):
             return stand_in
         if stand_in is not None or (tensor.is_floating_point() and bool(tensor.isnan().any())):
-            raise NotInShards(f"{name} is made of the checkpoint's weights")
+            raise NotInShards(f"{name} is computed from the checkpoint's weights")
         return None
 
 
@@ -198,7 +198,7 @@ def base_digest(model: ModelConfig) -> str:
         check_folder(model, model.folder)
     with loading_errors(model):
         if _file(model, "config.json") is None:
-            raise OSError("its config.json is out of reach")
+            raise OSError("its config.json cannot be found")
         paths, adapter = _paths(model), _file(model, ADAPTER)
     if adapter is not None:
         key, value = address(model)

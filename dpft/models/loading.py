@@ -124,7 +124,7 @@ def new_names(architecture: Architecture, head: Head = CAUSAL_HEAD) -> frozenset
     if new and head.kind in LANGUAGE_KINDS and model.init == "pretrained":
         raise InputError(
             f"{origin(model)} has no trained head of a {head.kind} language model (its checkpoint"
-            f" has no {min(new)}). Choose a model that has, or a classification head.",
+            f" has no {min(new)}). Choose a model with such a head, or train a classifier.",
             key=key,
             value=value,
             hint="task.objective=cls",
@@ -168,8 +168,8 @@ def _check_reads_texts(architecture: Architecture) -> None:
     noisy = next((name for name in unreached if not is_inside(name, idle)), None)
     if noisy is not None:
         raise InputError(
-            f"{origin(model)} has layers that only images or sounds reach, such as {noisy}, so that"
-            " they would train on noise. Choose another model.",
+            f"{origin(model)} has layers that process only images or audio, such as {noisy}, and"
+            " texts would train them only on noise. Choose another model.",
             key=key,
             value=value,
         )
@@ -415,7 +415,7 @@ def _with_stand_ins(
 ) -> Any:
     """Return model and loading info as ``from_pretrained`` does, with stand-ins as weights."""
     if model_class is PooledClassifier:
-        raise NotInShards("its head was put on it")
+        raise NotInShards("dpft added its classification head")
     place = source(settings)
     name = place["pretrained_model_name_or_path"]
     config.name_or_path = name

@@ -297,9 +297,9 @@ def sharding(
     """Return a description of what each process holds of a sharded model.
 
     >>> sharding(2, 2)
-    'fsdp, 2 shards x 2 replicas, sums kept whole'
+    'fsdp, 2 shards x 2 replicas, gradient sums not sharded'
     """
     copies = f" x {replicas} replicas" if replicas > 1 else ""
-    kept = "sums kept in shards" if accumulates_shards else "sums kept whole"
+    kept = "gradient sums sharded" if accumulates_shards else "gradient sums not sharded"
     where = ", shards in CPU memory" if offload else ""
     return f"fsdp, {shards} shards{copies}, {kept}{where}"

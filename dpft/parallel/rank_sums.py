@@ -121,7 +121,7 @@ def finish_sums(
             finish([(place, stretches[place]) for place in places])
         return
     if len({stretch.dtype for stretch in stretches}) > 1:
-        raise ValueError("stretches must have one dtype, got several: those sent would be rounded.")
+        raise ValueError("segments must have one dtype, got several; sending would round them.")
     is_shared = owned is None
     if owned is None:
         owned = owned_places([len(stretch) for stretch in stretches], ranks.size)

@@ -38,7 +38,7 @@ class RankLost(DpftError):
 
     def __init__(self) -> None:
         super().__init__(
-            "a process of the run has ended, or cannot be reached, and so all of them end."
+            "another process of the run ended or cannot be reached, so this process ends too."
         )
 
 

@@ -100,7 +100,7 @@ def fill_with_keystream(
         zeros: Zero bytes, as many as ``out`` has.
     """
     if len(out) > MAX_BYTES:
-        raise ValueError(f"an address gives at most {MAX_BYTES} bytes, got a wish for {len(out)}.")
+        raise ValueError(f"out must have at most {MAX_BYTES} bytes, got {len(out)}.")
     # The library expects one value: the counter of RFC 8439, lowest byte first, and the nonce.
     algorithm = algorithms.ChaCha20(key, _COUNTER + address.nonce())
     Cipher(algorithm, mode=None).encryptor().update_into(zeros, out)

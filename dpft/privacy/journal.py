@@ -335,7 +335,7 @@ class JournaledLedger:
         if expected != entry and (is_in_ledger or expected is not None):
             # The message must not name the step: the duration of the replay would then reveal the
             # duration of a few steps.
-            raise ReplayError("a step did not come out as it was; nothing of it was released")
+            raise ReplayError("a repeated step differs from the original; nothing was released")
         if expected is None:
             self._write(entry)
         if not is_in_ledger:

@@ -118,8 +118,8 @@ class PhasedClipper:
         """Reject a parameter that would change without noise, or get noise and never change."""
         if [id(p) for p in self._trainable()] != [id(p) for p in self.parameters]:
             raise RunError(
-                "other parameters are trainable than when the phase began. Do not freeze, unfreeze"
-                " or replace parameters within a phase."
+                "the trainable parameters changed since the phase began. Do not freeze, unfreeze or"
+                " replace parameters within a phase."
             )
 
     def _make(self, number: int) -> PerExampleClipper:

@@ -103,11 +103,11 @@ class GuessesInShort(Guesses):
     def _check_fields(self) -> None:
         """Reject contradictory values, which no audit writes."""
         if not self.correct <= self.guesses <= self.canaries:
-            raise ValueError("correct must be at most guesses, and these at most canaries")
+            raise ValueError("correct must be at most guesses, and guesses at most canaries")
         if not self.views or self.epsilon_lower != max(view.epsilon_lower for view in self.views):
-            raise ValueError("epsilon_lower must be the largest of its views'")
+            raise ValueError("epsilon_lower must be the largest epsilon_lower of the views")
         if self.other_mechanism != any(view.other_mechanism for view in self.views):
-            raise ValueError("other_mechanism must be what one of its views says")
+            raise ValueError("other_mechanism must be true exactly if it is true for a view")
 
 
 class OneRunAudit(Guesses, Versioned):

@@ -222,7 +222,7 @@ def notes_of(records: Sequence[RunRecord], unfinished: Sequence[Path]) -> list[s
             f" `{PRIVATE_METRICS}`."
         )
     if unfinished:
-        notes.append(f"Left out, because they have not ended: {', '.join(map(str, unfinished))}.")
+        notes.append(f"Skipped, because they have not ended: {', '.join(map(str, unfinished))}.")
     return notes
 
 

@@ -172,7 +172,7 @@ def _lora_lines(costs: RunCosts) -> list[str]:
 def summary_line(record: PrivatePlan | OpenPlan) -> str:
     """Return the cost and the ε of a run in one line.
 
-    An example is "about 3 minutes, 1.07 GB, ε 7.998 of the training alone, ε 8.500 with its
+    An example is "about 3 minutes, 1.07 GB, ε 7.998 for the training only, ε 8.500 with its
     tokenizer".
     """
     figures = [f"{record.memory_per_rank_bytes.total / GIGABYTE:.2f} GB"]
@@ -183,7 +183,7 @@ def summary_line(record: PrivatePlan | OpenPlan) -> str:
     spent = f"ε {round_up(record.epsilon, 3):.3f}"
     if record.with_tokenizer is not None:
         both = round_up(record.with_tokenizer.epsilon, 3)
-        spent += f" of the training alone, ε {both:.3f} with its tokenizer"
+        spent += f" for the training only, ε {both:.3f} with its tokenizer"
     return ", ".join([*figures, spent])
 
 
@@ -219,7 +219,7 @@ def _signal_lines(record: PrivatePlan) -> list[str]:
     last = (
         []
         if beside is None
-        else [f"{'noise':<20}in the last weights {beside:.2f} of that of independent steps, by RDP"]
+        else [f"{'noise':<20}in the last weights: {beside:.2f}× that of independent steps, by RDP"]
     )
     return [
         "",

@@ -162,7 +162,7 @@ def one_run_rows(entry: Guesses) -> list[Row]:
         ("δ of both bounds", delta_text(entry.delta)),
         ("canaries, each included by a secret coin", str(entry.canaries)),
         ("guesses", f"{entry.guesses}, of which {entry.correct} are correct"),
-        ("largest lower bound with so many canaries", f"{entry.largest_epsilon_lower:.2f}"),
+        ("largest lower bound with these canaries", f"{entry.largest_epsilon_lower:.2f}"),
         ("lower bound of ε for Gaussian noise", f"{entry.epsilon_lower_if_gaussian:.2f}"),
         *_against_plan(entry),
     ]

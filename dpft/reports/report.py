@@ -212,8 +212,8 @@ NON_PRIVATE_RUN = (
     " may repeat training records"
 )
 REPRODUCIBLE_RUN = (
-    "NOT PRIVATE: the run was reproducible, its noise predictable (privacy.noise_seed); epsilon is"
-    " what the same run would have with secret randomness"
+    "NOT PRIVATE: the run was reproducible, so its noise is predictable (privacy.noise_seed);"
+    " epsilon is that of the same run with secret randomness"
 )
 
 
@@ -273,9 +273,9 @@ def cost(privacy: RunPrivacy) -> str:
     epsilon, delta = guarantee(privacy)
     whose = "model and its tokenizer" if privacy.with_tokenizer is not None else "model"
     return (
-        f"post-processing of the run's {whose}: towards the records that it was trained on, the"
-        f" same (epsilon = {eps_text(epsilon)}, delta = {delta_text(delta)}) as the model's,"
-        " however many texts are written; not a second expense"
+        f"post-processing of the run's {whose}: for the training records, the texts have the same"
+        f" guarantee as the model (epsilon = {eps_text(epsilon)}, delta = {delta_text(delta)}), no"
+        " matter how many are generated; they cost no additional epsilon"
     )
 
 

@@ -25,7 +25,7 @@ from dpft.evaluation.scores import PRIVATE_SPLIT, Metrics, ScoreEntry, split_not
 from dpft.models.source import ModelConfig
 from dpft.reports.privacy_json import PrivateRun, RunPrivacy
 from dpft.reports.rendering import render_markdown
-from dpft.reports.scores import score_tables
+from dpft.reports.scores import data_title, score_tables
 from dpft.run_folder import (
     AUDIT,
     CONFIGURATION,
@@ -47,7 +47,7 @@ from dpft.strict_model import parse, read_model, write_model
 from dpft.tasks.base import Task
 from dpft.training.progress_record import ProgressLine, read_progress
 
-WHERE = f"in {PRIVATE_METRICS}, for their owner alone"
+WHERE = f"stored in {PRIVATE_METRICS}, which only their owner can read"
 DIGITS: Final = 2
 """Number of significant digits of published scores of a private split."""
 
@@ -299,7 +299,7 @@ def with_kind(name: str, folder: Path | None) -> str:
 
 
 def data_name(task: Task) -> str:
-    """Return the task and the source of its rows, such as ``e2e (bundled sample)``."""
+    """Return the title of the data and the source of their rows: ``E2E (bundled sample)``."""
     source = "local" if task.data_dir is not None else task.source
     descriptions = {
         "local": "local files",
@@ -308,4 +308,5 @@ def data_name(task: Task) -> str:
         "hub": f"{task.hub_name} on the hub",
         "url": "the addresses of task.urls",
     }
-    return f"{task.name} ({descriptions.get(source, source)})" if source else task.name
+    title = data_title(task.name)
+    return f"{title} ({descriptions.get(source, source)})" if source else title

@@ -85,16 +85,10 @@ def title(config: TrainConfig, privacy: RunPrivacy) -> str:
 
 def metadata(config: TrainConfig, privacy: RunPrivacy) -> str:
     """Return the line below the title: data, method, date and version."""
-    parts = [f"Data: {_data(config)}", f"Method: {config.method.name}"]
+    parts = [f"Data: {data_name(config.task)}", f"Method: {config.method.name}"]
     parts += [f"Started: {privacy.date} (UTC)"] if privacy.date is not None else []
     parts += [f"dpft {privacy.versions.dpft}"] if privacy.versions is not None else []
     return " · ".join(parts)
-
-
-def _data(config: TrainConfig) -> str:
-    """Return the name of the data with their source, such as ``E2E (bundled sample)``."""
-    name = config.task.name
-    return data_name(config.task).replace(name, data_title(name), 1)
 
 
 def origin_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
@@ -140,9 +134,10 @@ def quote(config: TrainConfig, privacy: RunPrivacy) -> str | None:
         accountant = f"{_composed_by(privacy)}, including the tokenizer"
         heads += f", ledger head of the tokenizer {privacy.with_tokenizer.tokenizer.ledger.head}"
     return (
-        f"{model_title(config, privacy)} fine-tuned on {_data(config)} is (ε = {eps_text(epsilon)},"
-        f" δ = {delta_text(delta)})-differentially private for adding or removing"
-        f" {privacy_unit(privacy.plan)} (upper bound by {accountant}; {heads})."
+        f"{model_title(config, privacy)} fine-tuned on {data_name(config.task)} is"
+        f" (ε = {eps_text(epsilon)}, δ = {delta_text(delta)})-differentially private"
+        f" for adding or removing {privacy_unit(privacy.plan)} (upper bound by"
+        f" {accountant}; {heads})."
     )
 
 

@@ -47,8 +47,8 @@ class SharedPrivacy(DifferentialPrivacy):
             )
         if self.unit == CHUNK:
             raise InputError(
-                "privacy.unit must be example or a column, got chunk, but rows of a table are not"
-                " cut.",
+                "privacy.unit must be example or a column, got chunk, because rows of a table are"
+                " not split into chunks.",
                 key="privacy.unit",
                 value=CHUNK,
                 hint="privacy.unit=example",

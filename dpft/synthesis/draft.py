@@ -68,7 +68,7 @@ def _guess(name: str, cells: Sequence[object]) -> tuple[dict[str, Any], str]:
     try:
         texts = [text for text in map(cell_text, cells) if text is not None and text.strip()]
     except Misfit:
-        return {"type": "drop"}, "it holds lists or objects, which no column can"
+        return {"type": "drop"}, "it contains lists or objects, which are not supported"
     if not texts:
         return {"type": "drop"}, "no row has a value"
     missing = {"missing": True} if len(texts) < len(cells) else {}
@@ -86,7 +86,7 @@ def _guess(name: str, cells: Sequence[object]) -> tuple[dict[str, Any], str]:
         pass
     names_rows = re.fullmatch(f"{EXAMPLE}|key|uuid|.*id|.*number", name.lower(), re.DOTALL)
     if names_rows and len(distinct) == len(texts) > 1:
-        return {"type": "id"}, "each row has another value"
+        return {"type": "id"}, "each row has a different value"
     if len(distinct) <= min(FEW_VALUES, max(2, len(texts) // 4)):
         line = {"type": "category", "values": distinct}
         return line | missing, f"{len(distinct)} values; a rare one may identify a person"
@@ -95,7 +95,7 @@ def _guess(name: str, cells: Sequence[object]) -> tuple[dict[str, Any], str]:
     tokens = (math.ceil((len(text) - count) / LETTERS_OF_A_TOKEN) + count
               for text, count in zip(texts, others, strict=True))  # fmt: skip
     line = {"type": "text", "max_tokens": max(tokens)}
-    return line | missing, "the longest text has about so many"
+    return line | missing, "max_tokens is about the length of the longest text"
 
 
 def _range_of(numbers: Sequence[Decimal]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def compare_tables(schema: Schema, tables: Tables) -> tuple[Comparison, ...]:
             short[f"{column.name[:16]}: distinguished from real ones"] = (accuracy, 0.5)
     rows, *real_rows = (set(frame.itertuples(index=False, name=None)) for frame in tables)
     whole = [len(rows & side) / len(side) for side in real_rows]
-    short["training rows found whole"] = (whole[0], whole[1])
+    short["training rows found unchanged"] = (whole[0], whole[1])
     summary = Comparison(title="In short", columns=HEADS, rows={**short, **useful.rows},
                          note=useful.note)  # fmt: skip
     names = [column.name for column in texts or schema.learned]
@@ -185,7 +185,7 @@ def usefulness(schema: Schema, tables: Tables) -> Comparison:
                 for side in taught
             )
             commonest = truth.value_counts(normalize=True).iloc[0]
-            note = f"The most frequent {label} has {commonest:.2f} of the controls."
+            note = f"Accuracy of always predicting the most frequent {label}: {commonest:.2f}."
     return Comparison(title="Usefulness", columns=HEADS, rows=rows, note=note)
 
 
@@ -278,8 +278,8 @@ def copies(
         for texts, shares in zip(sides.values(), shares_found, strict=True)
     ]
     names = (
-        "records compared", "that are a synthetic text, %", "with a near duplicate, %",
-        "phrases of five words found, mean %", "the same, 95 % quantile",
+        "records compared", "identical to a synthetic text, %", "with a near duplicate, %",
+        "phrases of five words found, mean %", "phrases found, 95 % quantile",
     )  # fmt: skip
     rows = dict(zip(names, zip(*measures, strict=True), strict=True))
     note = None

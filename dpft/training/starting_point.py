@@ -162,7 +162,7 @@ def obstacle_to_replay(resume_point: ResumePoint, environment: Mapping[str, Any]
     if not checkpoint.has_history:
         return "the checkpoint no longer has the noise with which later noise is correlated"
     if not checkpoint.read_keys().original:
-        return "the folder is a copy of the run's, or was restored, and another may have its keys"
+        return "the folder was copied or restored, so another copy may have the same secret keys"
     return ""
 
 

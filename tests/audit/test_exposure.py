@@ -168,9 +168,9 @@ def test_the_chance_is_of_the_largest_of_all_canaries_inserted_once() -> None:
     said = finding(canaries, after, after, PRIVACY).notes[-1]
     chance = 3 * chance_bound(8.0, epsilon=1.0, delta=1e-6)
     assert (
-        f"of any of 3 the 8.00 bits found of one, or more, with a chance of at most {chance:.2g}"
-        in said
-    )
+        "The largest exposure of the 3 canaries inserted once is 8.00 bits; under this ε, one of"
+        f" them reaches it with a probability of at most {chance:.2g}."
+    ) in said
     assert math.isclose(chance, 3 * (math.e / 256 + 1e-6))
 
 

@@ -169,7 +169,9 @@ def test_without_the_private_folder_nothing_bounds_the_attack_and_that_is_said(
     assert done.code == 0, done.err
     assert "private/checkpoints has no checkpoint with the plan" in done.err
     page = found(texts_runs, "pairs")
-    assert "The run's plan is gone with its checkpoints: nothing bounds an attack." in page
+    assert (
+        "The run's plan was deleted with its checkpoints, so no bound on attacks is known." in page
+    )
     assert "at most" not in page
 
 

@@ -375,7 +375,7 @@ def test_sets_that_are_not_there_are_named(texts_runs: Workspace) -> None:
     result = audited("pairs", limit=2)
     assert "no test split" in result.not_there["valid_unique"]
     assert result.not_there["train_dup"] == "no training record has a near duplicate"
-    assert any(str(part).startswith("valid_in_train is not there:") for part in result.parts())
+    assert any(str(part).startswith("valid_in_train is empty:") for part in result.parts())
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def test_a_figure_is_the_same_bytes_each_time_and_names_no_address(drawn):
     ("name", "said"),
     [
         ("exposure", {"r = 1 (3)", "r = 10 (1)", "never inserted: P(≥ x) = 2⁻ˣ", "all suffixes"}),
-        ("roc", {"the most that the mechanism allows", "guessing blindly", "1 %", "100 %"}),
+        ("roc", {"upper bound by the mechanism", "guessing blindly", "1 %", "100 %"}),
         ("lower", {"Steinke et al. 2023, 95 %", "ε of the report (upper bound)", "400", "20"}),
         ("trade_off", {"measured", "planned mechanism"}),
     ],
@@ -65,6 +65,6 @@ def test_a_figure_says_what_its_lines_are(drawn, name, said):
 def test_what_is_not_known_is_not_drawn():
     curve = roc_curve(SCORES, INCLUDED)
     assert "planned mechanism" not in words(trade_off_plot(curve))
-    assert "the most that the mechanism allows" not in words(roc_plot({"loss": curve}))
+    assert "upper bound by the mechanism" not in words(roc_plot({"loss": curve}))
     bounds = {"one run": best_lower_bound(SCORES, INCLUDED, delta=1e-5)}
     assert not [word for word in words(lower_bound_plot(bounds)) if "report" in word]

@@ -136,7 +136,7 @@ def test_no_text_stands_on_a_page(new: Path) -> None:
 def test_a_copied_training_record_is_found(new: Path) -> None:
     write_rows(new, [*TEXTS, ("name[x]", f"{MARKER} is a pub.")])
     copies = table(audited("pairs", new), "Copies of single records")
-    training, others = copies.rows["that are a synthetic text, %"]
+    training, others = copies.rows["identical to a synthetic text, %"]
     assert training == pytest.approx(100 / copies.rows["records compared"][0]) and others == 0
 
 

@@ -82,7 +82,7 @@ def test_the_statement_is_the_runs_own_promise(workspace: Workspace) -> None:
     assert statement["decode"]["strategy"] == "nucleus"
     assert statement["decode"]["max_new_tokens"] == 5
     same, prompts = statement["notes"]
-    assert "post-processing" in same and "the same (epsilon = " in same
+    assert "post-processing" in same and "the same guarantee as the model (epsilon = " in same
     assert "epsilon does not cover the prompts" in prompts
 
 

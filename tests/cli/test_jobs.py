@@ -269,7 +269,7 @@ def test_a_job_that_submitit_does_not_requeue_is_terminated_and_says_why(
     finally:
         signal.signal(signal.SIGUSR2, before)
     said = capsys.readouterr().err
-    assert said == "dpft: the job is not requeued: timed-out too many times.\n"
+    assert said == "dpft: the job could not be requeued: timed-out too many times.\n"
 
 
 def test_outside_of_a_task_submitits_signal_is_left_alone(requeues: list[int]) -> None:

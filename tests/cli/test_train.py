@@ -76,7 +76,7 @@ def test_the_results_say_what_the_run_has_come_to_and_a_resumed_run_says_the_sam
     folder: Path, workspace: Workspace, outcome: Outcome
 ) -> None:
     results = outcome.out.splitlines()
-    assert results[0].startswith("trained: model (gpt2) by method full on e2e (local files), 40 ex")
+    assert results[0].startswith("trained: model (gpt2) by method full on E2E (local files), 40 ex")
     assert results[1].startswith("privacy: epsilon = ")
     assert results[2:] == [
         "scores: e2e, split test: private, in run/private/metrics.json",
@@ -95,7 +95,7 @@ def test_public_files_date_the_run_and_name_what_it_was_made_of(folder: Path) ->
     record = json.loads((folder / "privacy.json").read_text())
     assert record["date"] == json.loads((folder / "private/begun.json").read_text())["date"]
     assert set(record["versions"]) == {"dpft", "torch", "transformers"}
-    assert (record["model"], record["data"]) == ("model (gpt2)", "e2e (local files)")
+    assert (record["model"], record["data"]) == ("model (gpt2)", "E2E (local files)")
     for name in ("report.md", "report.html"):
         text = (folder / name).read_text(encoding="utf-8")
         assert "model (gpt2) fine-tuned on E2E" in text

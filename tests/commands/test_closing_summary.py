@@ -60,7 +60,7 @@ def test_a_run_says_its_promise_its_scores_its_data_and_its_files(folder: Path) 
     record = private()
     assert list(said) == ["trained", "privacy", "scores", "report", "next"]
     (trained,) = said["trained"]
-    assert trained.startswith("tiny by method full on e2e (bundled sample), ")
+    assert trained.startswith("tiny by method full on E2E (bundled sample), ")
     said_of_number = "(privacy.num_examples; epsilon does not hide this number)"
     assert trained.endswith(f"{record['plan']['num_examples']} examples {said_of_number}")
     (promise,) = said["privacy"]
@@ -110,11 +110,11 @@ def test_a_terminal_has_scores_in_a_table_and_a_pipe_a_line_for_each_fact(
     write_run(folder, bleu=60.4321, task={"source": "embedded"})
     assert ending_shown(folder, False, monkeypatch, capsys) == ending_lines(folder, E2E)
     drawn = ending_shown(folder, True, monkeypatch, capsys)
-    assert drawn[0] == "✓ Trained tiny on e2e (bundled sample)"
+    assert drawn[0] == "✓ Trained tiny on E2E (bundled sample)"
     cells = [line.split() for line in drawn]
     assert cells[1][:3] == ["Privacy", "ε", "≤"] and "(PRV," in cells[1]
     assert "membership guess correct at most" in drawn[2]
-    assert "e2e test (630)" in drawn and ["before", "after"] in cells
+    assert "E2E test (630)" in drawn and ["before", "after"] in cells
     assert ["BLEU", "↑", "1.00", "60.4"] in cells
     assert ["Private", "outputs/day/private", "(never", "publish)"] in cells
     assert ["Next", "dpft", "eval", "run=outputs/day"] in cells
@@ -214,7 +214,7 @@ def test_a_model_that_learned_its_prompts_is_asked_for_rows_and_not_given_prompt
 
 def test_data_on_this_machine_is_named_by_no_path(folder: Path) -> None:
     said = lines(write_run(folder, task={"source": "url", "data_dir": "/home/ann/secret"}))
-    assert "e2e (local files)" in said["trained"][0] and "secret" not in str(said)
+    assert "E2E (local files)" in said["trained"][0] and "secret" not in str(said)
 
 
 def test_next_commands_are_quoted_for_a_shell_and_for_hydra(folder: Path) -> None:

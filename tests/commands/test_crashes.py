@@ -71,7 +71,7 @@ def test_the_file_that_has_a_withheld_message_is_named_by_the_block_that_wrote_i
         crash()
     path = tmp_path / "run" / TRACEBACK
     assert where(info.value).endswith(
-        f"(its message is withheld, since it may quote a record; {path} has it)"
+        f"(message withheld because it may quote a record; see {path})"
     )
     assert not (tmp_path / "job").exists()
     assert where(caught()).endswith("; it could not be written anywhere)")

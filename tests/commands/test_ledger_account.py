@@ -86,7 +86,7 @@ def test_every_ledger_below_a_folder_is_found(tmp_path: Path) -> None:
     found = find_ledgers([str(tmp_path)])
     names = [Path(name).relative_to(tmp_path).as_posix() for name in found.folders]
     assert names == ["2026-01-01/2", "2026-01-01/10", "sweep/0/0", "top"]
-    assert found.left_out == (f"{tmp_path / 'nothing'}: no noisy step was taken in it",)
+    assert found.left_out == (f"{tmp_path / 'nothing'}: skipped, because it took no noisy step",)
     assert find_ledgers([str(made)]).folders == (str(made),)
 
 
@@ -104,7 +104,7 @@ def test_runs_in_runs_and_links_are_not_passed_over(tmp_path: Path) -> None:
     names = [Path(name).relative_to(tmp_path).as_posix() for name in found.folders]
     assert names == ["lost", "private/mine", "runs", "runs/again"]
     assert found.left_out == (
-        f"{tmp_path / 'linked'}: a symbolic link, which is not followed; name its folder",
+        f"{tmp_path / 'linked'}: skipped, because it is a symbolic link; name its target instead",
     )
 
 
@@ -137,7 +137,7 @@ def test_runs_of_other_data_by_their_plans_are_left_out(tmp_path: Path) -> None:
         make_run(tmp_path / name, mechanism(), plan=make_plan(data_id=data), ended=False)
     found = find_ledgers([str(tmp_path)], data_id="notes")
     assert [Path(name).name for name in found.folders] == ["a", "c"]
-    assert found.left_out == (f"{tmp_path / 'b'}: of other data, privacy.data_id=mails",)
+    assert found.left_out == (f"{tmp_path / 'b'}: skipped, because privacy.data_id=mails",)
 
 
 def test_a_lost_ledger_is_not_left_out(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_runs_epsilon_is_rebuilt_from_its_ledger(workspace: Workspace) -> None
 def test_a_run_that_broke_off_is_accounted_for_with_its_torn_step(workspace: Workspace) -> None:
     outcome = workspace.run("account", "run=b")
     text = " ".join(outcome.out.split())
-    assert "3 lines and a torn one, not closed" in text
+    assert "3 lines and an incomplete one, not closed" in text
     assert "3 steps taken of 5 planned" in text
     assert "Its step is counted" in text
 
@@ -134,7 +134,7 @@ def test_copies_of_a_run_are_said_to_be_copies_and_counted_each(workspace: Works
     both = record(workspace, "runs=[b,d]")
     assert both["steps_taken"] == 6
     text = " ".join(workspace.run("account", "runs=[b,d]").out.split())
-    assert "b and d are copies of one run by their ledgers' first lines" in text
+    assert "b and d are copies of one run, because their ledgers have the same first" in text
 
 
 @pytest.mark.slow

@@ -91,4 +91,4 @@ def test_of_a_crash_elsewhere_the_first_rank_says_the_kind_and_no_message(
 def test_of_a_lost_rank_each_one_that_is_left_speaks(capsys: pytest.CaptureFixture[str]) -> None:
     """The first one may be the one that is lost."""
     code, sentence = said(RankLost(), capsys)
-    assert (code, sentence[:33]) == (1, "dpft: error: a process of the run")
+    assert (code, sentence[:39]) == (1, "dpft: error: another process of the run")

@@ -221,7 +221,7 @@ def test_markdown_has_a_title_a_table_and_notes(swept: list[Path], tmp_path: Pat
     assert scores.startswith("Scores are after fine-tuning: the mean, ±")
     assert "`dpft account runs=…`" in cost
     begun = notes_of([read(swept[0])], [tmp_path / "begun"])[-1]
-    assert begun == f"Left out, because they have not ended: {tmp_path / 'begun'}."
+    assert begun == f"Skipped, because they have not ended: {tmp_path / 'begun'}."
 
 
 @pytest.mark.slow

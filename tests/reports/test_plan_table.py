@@ -64,7 +64,7 @@ def test_the_summary_states_time_memory_and_epsilon() -> None:
     )
     both = WithTokenizer(epsilon=8.5, delta=2e-3, tokenizer=tokenizer)
     assert summary_line(private().replace(with_tokenizer=both)).endswith(
-        "ε 2.990 of the training alone, ε 8.500 with its tokenizer"
+        "ε 2.990 for the training only, ε 8.500 with its tokenizer"
     )
 
 
@@ -89,10 +89,10 @@ def test_the_layers_that_lora_changes_are_listed() -> None:
 def test_a_signal_that_leaves_little_to_learn_is_noted() -> None:
     table = plan_table(private(0.225), plan(), accounting())
     assert "signal to noise     0.23 at best, if all gradients of all steps point one way" in table
-    assert "note: a signal-to-noise ratio below 0.5 leaves little to learn: more examples" in table
+    assert "note: with a signal-to-noise ratio below 0.5, the model can learn little." in table
     assert max(map(len, table.splitlines())) <= 80
     enough = plan_table(private(2.0), plan(), accounting())
-    assert "signal to noise     2 at best" in enough and "leaves little" not in enough
+    assert "signal to noise     2 at best" in enough and "can learn little" not in enough
 
 
 def test_phases_are_listed_where_there_are_several() -> None:

@@ -56,7 +56,7 @@ def test_what_each_process_held_is_said() -> None:
     in_shards = HERE.replace(sharding=sharding(2, 1, accumulates_shards=True))
     (_, whole), (_, cut) = process_rows(run(HERE, in_shards))
     assert whole.startswith("2, each with the whole model (sharding: none);")
-    assert "2, each with a shard of the model (sharding: fsdp, 2 shards, sums" in cut
+    assert "2, each with a shard of the model (sharding: fsdp, 2 shards, gradient sums" in cut
 
 
 WATCHED = {**CONFIG, "audit": {"canaries": 20, "exposure_canaries": 0, "white_box": True}}

@@ -385,7 +385,8 @@ def test_a_private_runs_records_cost_what_the_run_cost() -> None:
     assert (found["private"], found["guarantee"]) == (True, PRIVATE)
     assert (found["run"], found["records"], found["decode"]) == ("outputs/x", 3, DECODE)
     # rounded up, never down
-    assert "the same (epsilon = 2.9982, delta = 1.19e-05)" in found["notes"][0]
+    stated = "guarantee as the model (epsilon = 2.9982, delta = 1.19e-05)"
+    assert stated in found["notes"][0]
     assert "post-processing" in found["notes"][0]
 
 

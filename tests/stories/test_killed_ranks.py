@@ -31,7 +31,7 @@ RUN = (
 MOMENTS = ("before", "in", "after")
 KILLS = 10
 SAME = ("ledger.jsonl", "privacy.json", "metrics.json", "model/model.safetensors")
-SENTENCE = "dpft: error: a process of the run has ended, or cannot be reached"
+SENTENCE = "dpft: error: another process of the run ended or cannot be reached"
 Kill = tuple[int, int, str]
 """Rank, number of the collective, and the moment."""
 

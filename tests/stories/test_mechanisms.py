@@ -147,10 +147,10 @@ def test_a_plan_says_how_much_noise_is_left_beside_independent_steps(workspace: 
     """Under a linear schedule b = 2 of five steps; of independent steps nothing is said."""
     words = (*RUN, "privacy.accountant=rdp", "scheduler=linear", "optimizer=sgd")
     table = workspace.run("plan", *words, *BANDED).out
-    assert "of that of independent steps, by RDP" in table
+    assert "× that of independent steps, by RDP" in table
     answer = json.loads(workspace.run("plan", *words, *BANDED, "output=json").out)
     found = answer["noise_in_last_weights"]
-    assert 0.3 < found < 1.2 and f"in the last weights {found:.2f} of" in table
+    assert 0.3 < found < 1.2 and f"in the last weights: {found:.2f}× that of" in table
     independent = json.loads(workspace.run("plan", *words, "output=json").out)
     assert "noise_in_last_weights" not in independent
 

@@ -90,8 +90,8 @@ def test_a_second_start_by_hand_is_refused(workspace: Workspace) -> None:
     ledger = workspace.root / "whole" / "0" / "ledger.jsonl"
     before = ledger.read_bytes()
     said = go(workspace, *RUN, *TOGETHER, "hydra.sweep.dir=whole", code=2)
-    assert f"the job of {ledger.parent} ended with 2 and says why in " in said
-    log = Path(said.partition("says why in ")[2].split()[0])
+    assert f"the job in {ledger.parent} failed with exit code 2; see " in said
+    log = Path(said.partition("exit code 2; see ")[2].split()[0])
     assert "dpft train resume=" in log.read_text()
     assert ledger.read_bytes() == before
 
@@ -109,7 +109,7 @@ def test_jobs_at_once_keep_their_bill_and_the_worst_exit_code(workspace: Workspa
     words = [*RUN, "hydra.sweep.dir=many", "train.steps=2", "train.seed=-1,1"]
     said = go(workspace, *words, code=2)
     assert said.count("dpft account runs=") == 1
-    assert said.count("ended with 2 and says why in ") == 1
+    assert said.count("failed with exit code 2; see ") == 1
 
 
 def test_trust_rule_8_the_log_of_an_evaluation_has_no_private_score(workspace: Workspace) -> None:

@@ -137,7 +137,7 @@ def test_a_total_budget_is_met_by_both(workspace: Workspace) -> None:
     planned = json.loads(done.out)
     assert 5.9 < planned["with_tokenizer"]["epsilon"] <= 6
     table = workspace.run("plan", *words[1:]).out
-    assert "of the training alone, ε 6.000 with its tokenizer" in table.splitlines()[0]
+    assert "for the training only, ε 6.000 with its tokenizer" in table.splitlines()[0]
     assert planned["with_tokenizer"]["delta"] == planned["delta"] + 1e-4
 
 

@@ -173,7 +173,7 @@ def test_a_copied_folder_begins_a_stream_of_its_own(tmp_path, caplog):
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     resume_point = find_resume_point(tmp_path / "copy")
     weights = go(tmp_path / "copy", resume_point=resume_point, overspend=True)
-    assert "the folder is a copy" in caplog.text
+    assert "the folder was copied or restored" in caplog.text
     original = go_on(tmp_path / "run")
     assert not same(weights, original)
 

@@ -102,7 +102,7 @@ def test_trust_rule_9_a_run_with_redone_steps_is_replayed_like_any_other(tmp_pat
     assert (resume_point.checkpoint.step, resume_point.ledger.steps) == (4, 7)
     caplog.clear()
     go(folder, resume_point=resume_point, **settings)
-    assert "did not come out" not in caplog.text and "new noise" not in caplog.text
+    assert "differs from the original" not in caplog.text and "new noise" not in caplog.text
     assert read_ledger(folder / "ledger.jsonl").steps == 7
 
 
@@ -146,7 +146,7 @@ def test_trust_rule_9_a_replay_that_comes_out_otherwise_stops_before_the_update(
     lines[2] = json.dumps(entry | {"sum": (float.fromhex(entry["sum"]) + 1e-12).hex()})
     journal.write_text("\n".join(lines) + "\n")
     go_on(folder, eps=1.0)
-    assert "a step did not come out as it was" in caplog.text
+    assert "a repeated step differs from the original" in caplog.text
     assert read_ledger(folder / "ledger.jsonl").steps == 5
 
 
@@ -168,7 +168,8 @@ def test_trust_rule_4_a_copied_folder_draws_new_noise(tmp_path, caplog, moment):
     kill(tmp_path / "run", moment)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     weights = go_on(tmp_path / "copy", overspend=True)
-    assert "the folder is a copy" in caplog.text and "new noise from step" in caplog.text
+    assert "the folder was copied or restored" in caplog.text
+    assert "new noise from step" in caplog.text
     assert read_ledger(tmp_path / "copy" / "ledger.jsonl").steps > plan().steps
     original = go_on(tmp_path / "run")
     assert not same(weights, original)
@@ -182,7 +183,7 @@ def test_trust_rule_4_a_copy_draws_new_noise_with_nothing_to_redo(tmp_path, capl
     assert resume_point.checkpoint.step == resume_point.ledger.steps == 2
     shutil.copytree(folder, tmp_path / "copy")
     keys = [moved_keys(tmp_path / name) for name in ("copy", "run")]
-    assert "the folder is a copy" in caplog.text
+    assert "the folder was copied or restored" in caplog.text
     assert keys[1] == resume_point.checkpoint.read_keys().content["keys"]["noise"] != keys[0]
 
 
@@ -233,7 +234,7 @@ def test_trust_rule_9_a_journaled_step_never_comes_out_otherwise(tmp_path, caplo
     last = json.dumps(entry | {"sum": (float.fromhex(entry["sum"]) + 1e-12).hex()})
     journal.write_text("\n".join([*lines, last]) + "\n")
     go_on(folder, overspend=True)
-    assert "a step did not come out as it was" in caplog.text
+    assert "a repeated step differs from the original" in caplog.text
     # the three steps before, the abandoned one and, from the checkpoint of step 2, three again
     assert read_run_ledger(folder).steps == 4 + 3
 

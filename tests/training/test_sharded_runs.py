@@ -81,8 +81,8 @@ AFTERWARDS = {
     "one process": (1, None),
 }
 HOLDING = {
-    "more ranks": "fsdp, 2 shards x 2 replicas, sums kept whole",
-    "other shards": "fsdp, 1 shards x 2 replicas, sums kept whole",
+    "more ranks": "fsdp, 2 shards x 2 replicas, gradient sums not sharded",
+    "other shards": "fsdp, 1 shards x 2 replicas, gradient sums not sharded",
     "whole on each": "none",
     "one process": None,
 }

@@ -151,7 +151,7 @@ class TextModality(Modality):
         room = _room(positions, extra_positions)
         there = f"the model's {positions} positions"
         if extra_positions:
-            there = f"{room}, {there} less {extra_positions} that the method takes"
+            there = f"{room}, {there} minus {extra_positions} that the method uses"
         if task.longest > room:
             raise InputError(
                 f"task.max_length must be at most {there}, got {task.longest}. Lower it, or choose"

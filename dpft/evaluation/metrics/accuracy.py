@@ -108,7 +108,7 @@ def text_accuracy(predictions: Sequence[str], references: Sequence[Sequence[str]
 
 @metric(
     NEXT_TOKENS,
-    description="Share of the references' tokens that are the model's likeliest; 0 to 1.",
+    description="Share of reference tokens that the model ranks first; 0 to 1.",
     citation="Ponomareva et al. 2022 (Findings of ACL), section 4.",
 )
 def token_accuracy(right_counts: Sequence[int], token_counts: Sequence[int]) -> float:

@@ -185,9 +185,9 @@ def missing_java() -> str | None:
 def missing_folder(key: str, folder: str | None, example: str) -> str | None:
     """Return the reason why a model folder is missing; None if it exists."""
     if folder is None:
-        return f"needs a model folder; set {key}=DIR (a download of {example}, say)"
+        return f"needs a model folder; set {key}=DIR (for example, a download of {example})"
     if not Path(folder).is_dir():
-        return f"needs a model folder; {key}={folder} is none"
+        return f"needs a model folder; {key}={folder} is not a folder"
     return None
 
 

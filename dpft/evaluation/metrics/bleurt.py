@@ -28,7 +28,7 @@ _KEY = "metrics.bleurt_model"
 @metric(
     TEXTS,
     title="BLEURT",
-    description="Mean BLEURT, best reference; about -2..1, its scale the checkpoint's.",
+    description="Mean BLEURT, best reference; about -2..1, depending on the checkpoint.",
     citation="Sellam et al. 2020 (arXiv 2004.04696).",
     missing=lambda settings: missing_folder(_KEY, settings.bleurt_model, "Elron/bleurt-base-128"),
     reads_settings=True,

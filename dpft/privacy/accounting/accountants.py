@@ -43,7 +43,7 @@ def evaluate(name: str, mechanism: Mechanism, **options: float) -> Epsilon:
         AccountantError: The accountant has no answer. The message states the reason.
     """
     if name in ("gdp", "prv") and not isinstance(mechanism, SampledGaussian):
-        raise AccountantError("It is not asked about differing mechanisms.")
+        raise AccountantError("It does not support a composition of different mechanisms.")
     answer = _answer(name, mechanism, tuple(sorted(options.items())))
     if isinstance(answer, str):
         raise AccountantError(answer)
@@ -60,7 +60,7 @@ def _answer(name: str, mechanism: Mechanism, options: tuple[tuple[str, Any], ...
     except MemoryError:
         return "It needs more memory than the machine has."
     except (ArithmeticError, ValueError, RuntimeError, AssertionError) as error:
-        return " ".join(str(error).split()) or f"It stopped on {type(error).__name__}."
+        return " ".join(str(error).split()) or f"It failed with {type(error).__name__}."
     return answer
 
 

@@ -65,9 +65,9 @@ def signal_notes(share: float) -> list[str]:
     if not LEAST_SHARE <= share < LITTLE_SHARE:
         return []
     return [
-        f"a signal-to-noise ratio below {LITTLE_SHARE:g} leaves little to learn: more examples, a"
-        " higher eps or fewer trainable parameters (method=lora, bitfit or linear_probe) raise it"
-        " most, larger batches and more epochs a little."
+        f"with a signal-to-noise ratio below {LITTLE_SHARE:g}, the model can learn little. More"
+        " examples, a higher eps or fewer trainable parameters (method=lora, bitfit, linear_probe)"
+        " raise the ratio most; larger batches and more epochs raise it a little."
     ]
 
 
@@ -88,10 +88,10 @@ def noise_warnings(
         return []
     over = f" over {trainable_parameters:,} parameters" if trainable_parameters > 1 else ""
     return [
-        f"the noise drowns any signal: if all gradients of all {mechanism.steps} steps pointed the"
-        f" same way, their sum would be {share:.2g} times as long as the noise{over}, and"
-        f" {strength:.2g} times its standard deviation in that direction; raise eps, the number of"
-        " examples or expected_batch_size, or train fewer parameters."
+        f"the noise drowns any signal: even if all gradients of all {mechanism.steps} steps pointed"
+        f" in one direction, their sum would be {share:.2g} times as long as the noise{over}, and"
+        f" {strength:.2g} times the standard deviation of the noise in that direction. Raise eps,"
+        " the number of examples or expected_batch_size, or train fewer parameters."
     ]
 
 

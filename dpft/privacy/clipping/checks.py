@@ -346,7 +346,7 @@ def _compare_sums(
             shares[name] = difference / scale if scale else float("inf")
     if shares:
         name, share = next(iter(shares.items()))
-        more = f" (so do {len(shares) - 1} other parameters')" if len(shares) > 1 else ""
+        more = f" (as do those of {len(shares) - 1} other parameters)" if len(shares) > 1 else ""
         raise NotExactError(
             f"the gradient of {name} differs by {share:.1e} from that of each example run"
             f" separately{more}",

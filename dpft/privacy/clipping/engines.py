@@ -33,7 +33,7 @@ def check_losses(losses: object, rows: int) -> None:
         kind = f"{losses.dim()} dimensions" if isinstance(losses, Tensor) else type(losses).__name__
         raise InputError(
             "losses_of must return per-example losses of shape (b,), one for each row of the batch,"
-            f" got {kind} or another length. Do not reduce over the batch.",
+            f" got {kind} or the wrong length. Do not reduce over the batch.",
             key="losses_of",
         )
 

@@ -221,8 +221,8 @@ class BandedConfig(MechanismConfig):
     def refuses(self) -> Mapping[str, str]:
         """The method rgp, because its carriers depend on the weights of each step."""
         return {
-            "rgp": "the noise of a step is on carriers of its own, so that no later step takes it"
-            " back"
+            "rgp": "each step adds its noise to different low-rank factors, so the noise of later"
+            " steps cannot cancel it"
         }
 
     def resolved(self, mechanism: Mechanism) -> MechanismConfig:

@@ -172,7 +172,7 @@ class Mechanism(StrictModel, ABC):
         cost = self.compositions((steps,))
         if cost == steps:
             return f"{steps} steps"
-        return f"{steps} steps, of which a unit is in {cost} at most"
+        return f"{steps} steps; each unit is in at most {cost} of them"
 
 
 class MechanismConfig(Section, ABC):

@@ -79,5 +79,7 @@ def test_a_reason_says_how_to_get_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "json", None)
     assert missing_java() == "needs Java; install a Java runtime (8 or newer)"
     assert missing_modules("json") == "needs the extra: pip install 'dpft[metrics]'"
-    assert "set metrics.x=DIR (a download of y, say)" in missing_folder("metrics.x", None, "y")
-    assert "metrics.x=none is none" in missing_folder("metrics.x", "none", "y")
+    assert "set metrics.x=DIR (for example, a download of y)" in missing_folder(
+        "metrics.x", None, "y"
+    )
+    assert "metrics.x=none is not a folder" in missing_folder("metrics.x", "none", "y")

@@ -41,7 +41,7 @@ def test_rdp_may_lead_and_prv_and_gdp_are_not_asked():
     report = account_composition(composition, accountant="rdp")
     assert (report.accountant, set(report.epsilons)) == ("rdp", {"rdp", "pld"})
     for name in ("prv", "gdp"):
-        with pytest.raises(AccountantError, match="differing mechanisms"):
+        with pytest.raises(AccountantError, match="different mechanisms"):
             evaluate(name, composition)
 
 

@@ -60,7 +60,7 @@ def test_a_warning_has_the_best_case_in_length_and_in_its_own_direction() -> Non
         mechanism("li2022_e2e", 295361.0), expected_batch_size=1024, trainable_parameters=GPT2
     )
     assert "6.3e-06 times as long as the noise over 124,439,808 parameters" in warning
-    assert "0.07 times its standard deviation" in warning
+    assert "0.07 times the standard deviation of the noise" in warning
 
 
 @pytest.mark.parametrize("parameters", [1, 10**9])
