@@ -37,6 +37,7 @@ RESULTS = Path(__file__).parent / "real_lm"
 SEED = 0
 E2E_SIZE, SST2_SIZE = 42061, 67349
 BATCH, RATE = 256, 3e-3
+RATES = (1e-3, 3e-3, 1e-2)
 METRICS = "task.metrics=[bleu,nist,meteor,rouge_l,cider]"
 TARGETS = "method.targets=[q_proj,k_proj,v_proj,o_proj]"
 LORA = ("method=lora", "method.rank=8", TARGETS, "scheduler=linear")
@@ -179,6 +180,26 @@ def e2e(commands: Commands, *, eps: str, steps: int) -> dict[str, Any]:
     commands.after(run, "eval", "run=RUN", METRICS, "eval.split=test", "decode=greedy")
     return commands.result(
         eps=eps, **guarantee(run), steps=steps, examples=BATCH * steps, **scores(run)
+    )
+
+
+def rates(commands: Commands, *, size: int, batch: int, steps: int) -> dict[str, Any]:
+    """Train on the first records of E2E at ε = 8 by three learning rates; score by perplexity."""
+    data, source = commands.folder / "data", commands.data / "e2e"
+    for split, count in (("train", size), ("validation", 200)):
+        rows = itertools.islice(records(source / f"{split}.jsonl.gz"), count)
+        write_lines(data / f"{split}.jsonl", rows)
+    perplexities = {}
+    for rate in RATES:
+        run = commands.train(
+            f"run-{rate:g}", "task=e2e", f"task.data_dir={data}", "task.metrics=[perplexity]",
+            *commands.model_arguments(), *privacy("8", size), *training(rate, batch, steps),
+            "eval.split=validation", "eval.split_is_public=true",
+        )  # fmt: skip
+        perplexities["before"] = scores(run, "before")["scores"]["perplexity"]
+        perplexities[f"{rate:g}"] = scores(run, "after")["scores"]["perplexity"]
+    return commands.result(
+        eps="8", records=size, steps=steps, examples=batch * steps, perplexities=perplexities
     )
 
 
@@ -383,6 +404,7 @@ ROWS: Mapping[str, Callable[[Commands], dict[str, Any]]] = {
     **{f"e2e-{eps}": partial(e2e, eps=eps, steps=40) for eps in ("8", "3", "none")},
     "e2e-before": base_model,
     **{f"curve-{eps}": partial(e2e, eps=eps, steps=16) for eps in CURVE},
+    "rates-500": partial(rates, size=500, batch=250, steps=6),
     "chat-8": partial(chat, eps="8", steps=32),
     **{f"canaries-{eps}": partial(canaries, eps=eps, steps=40) for eps in ("none", "8")},
     "synthetic-text-8": partial(synthetic_text, eps="8", steps=40),

@@ -16,6 +16,7 @@ from transformers import (
 
 from dpft.models.source import EMBEDDED_MODEL
 from dpft.training import loop
+from tests.stories.ranks import run_ranks
 from tests.stories.tiny import Workspace, make_workspace, own_entries
 
 pytestmark = pytest.mark.slow
@@ -124,6 +125,21 @@ def test_an_interrupted_run_resumes_with_its_references(
     outcome = workspace.run("train", "resume=cut")
     assert outcome.code == 0, outcome.err
     assert path.read_bytes() == before
+
+
+def test_two_processes_reach_the_weights_of_one(workspace: Workspace) -> None:
+    """The sums of pairs are exact in DDP and in FSDP2; only their roundings differ."""
+    words = (*TRAIN, "privacy.noise_multiplier=0.1", "privacy.noise_seed=3", "optimizer=sgd",
+             "train.learning_rate=1", "eval.enabled=false")  # fmt: skip
+    expected = load_file(trained(workspace, "alone", *words) / "model" / "model.safetensors")
+    untrained = load_file(workspace.root / "model" / "model.safetensors")
+    for parallel in ("ddp", "fsdp"):
+        folder = f"hydra.run.dir={parallel}"
+        run_ranks(workspace.root, "train", *words, f"parallel={parallel}", folder)
+        found = load_file(workspace.root / parallel / "model" / "model.safetensors")
+        moved = max(abs(expected[name] - untrained[name]).max() for name in expected)
+        apart = max(abs(expected[name] - found[name]).max() for name in expected)
+        assert apart < 1e-4 * moved, (apart, moved)
 
 
 def test_invalid_pairs_are_reported_by_line_or_skipped(workspace: Workspace) -> None:
