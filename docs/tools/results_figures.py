@@ -1,4 +1,8 @@
-"""Figures of the site, drawn from the measured tables when it is built."""
+"""Figures of the site, drawn from the measured tables when it is built.
+
+``python -m docs.tools.results_figures`` writes docs/assets/curve.svg,
+the README's copy of the curve.
+"""
 
 import json
 import re
@@ -10,6 +14,7 @@ from dpft.reports.rendering import COLORS, draw_svg
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results.md"
+README_CURVE = Path(__file__).resolve().parents[1] / "assets" / "curve.svg"
 ROWS = {
     "full, book-keeping": "dpft, book-keeping",
     "LoRA rank 4 / non-private LoRA": "dpft, LoRA",
@@ -33,6 +38,12 @@ def figures() -> dict[str, str]:
         ),
         "results/figures/curve.svg": _curve(scores_by_epsilon(BENCHMARKS / "real_lm")),
     }
+
+
+def readme_curve() -> str:
+    """Return the curve on a white background, for pages that may be dark."""
+    svg = _curve(scores_by_epsilon(BENCHMARKS / "real_lm"))
+    return svg.replace(">", '><rect width="100%" height="100%" fill="white"/>', 1)
 
 
 def scores_by_epsilon(folder: Path) -> dict[str, float]:
@@ -80,3 +91,7 @@ def _curve(scores: dict[str, float]) -> str:
 
     label = "BLEU on E2E by ε, SmolLM2-135M with LoRA"
     return str(draw_svg(draw, name="curve", label=label))
+
+
+if __name__ == "__main__":
+    README_CURVE.write_text(readme_curve())
