@@ -254,7 +254,7 @@ def roc_curve(scores: ArrayLike, members: ArrayLike) -> RocCurve:
         raise InputError("scores must be finite, got at least one that is not.", key="scores")
     if inside.all() or not inside.any():
         raise InputError(
-            "members must contain at least one member and one non-member.", key="members"
+            "members must contain at least one true and one false value.", key="members"
         )
     order = np.argsort(-numbers, kind="stable")
     last_of_equals = np.append(np.diff(numbers[order]) != 0, True)

@@ -266,7 +266,7 @@ class ChatEncoding(TextEncoding):
         if not whole.startswith(prompt):
             raise InputError(
                 "the model's chat template does not write this conversation followed by its answer."
-                " A template may require that the user's message comes last before the answer.",
+                " A template may require that a user's message is the last one before the answer.",
                 key="task.messages",
             )
         answer = whole[len(prompt) :].removesuffix(tail)

@@ -228,7 +228,7 @@ def _check_journal(folder: Path, ledger: LedgerRecord, journaled: int) -> None:
         )
     if ledger.steps > journaled and ledger.steps > _journaled_steps(folder):
         raise StateError(
-            f"{journal} must have each of the {ledger.steps} noisy steps of {path}, got"
+            f"{journal} must contain all {ledger.steps} noisy steps of {path}, got"
             f" {journaled}. It was cut or removed, or the ledger was extended; restore the original"
             " files."
         )

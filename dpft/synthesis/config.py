@@ -40,8 +40,8 @@ class SharedPrivacy(DifferentialPrivacy):
         super()._check_fields()
         if self.eps is None:
             raise InputError(
-                "dpft synthesize needs privacy.eps, which the histogram and the training share,"
-                " instead of noise_multiplier or total_eps.",
+                "dpft synthesize needs privacy.eps instead of noise_multiplier or total_eps,"
+                " because the histogram and the training share one epsilon.",
                 key="privacy.eps",
                 hint="privacy.eps=4",
             )

@@ -26,7 +26,7 @@ def count_rows(batch: Any) -> int:
             raise InputError(
                 f"a batch must contain only tensors, but batch{keystr(path)} is a"
                 f" {type(leaf).__name__}. Convert it to a tensor, or let losses_of provide data"
-                " that does not belong to rows.",
+                " that is not per row.",
                 key=f"batch{keystr(path)}",
             )
     if not tensors:
