@@ -1,6 +1,6 @@
 # dpft from a fresh machine: `make demo` trains, `make test` checks. Both set up .venv first.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-of test-slow mutants recipes families fuzz test-exhaustive test-full audit bench bench-goals gpu-check capacity glue-table smollm2 real-lm private-t5 synthesis-table digits-table demo-runs docs docs-check docs-outputs tutorials lint wheel-check release clean
+.PHONY: help setup demo test test-of test-slow mutants recipes families fuzz test-exhaustive test-full audit bench bench-goals gpu-check capacity glue-table smollm2 real-lm private-t5 synthesis-table digits-table demo-runs docs docs-check docs-outputs tutorials tutorials-real lint wheel-check release clean
 
 # The first Python at least 3.11 of those installed; `make setup PYTHON=/path/to/python` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -129,6 +129,9 @@ docs-outputs: setup ## Run the examples of pages and write what they print: make
 tutorials: setup ## Run the examples of tutorials and the notebooks, and check their output (half an hour): [PAGES=...]
 	$(BIN)/python -m docs.tools.examples check $(or $(PAGES),docs/start/*.md docs/tutorials/*.md)
 	$(BIN)/python -m docs.tools.notebooks
+
+tutorials-real: smollm2 ## Run the tutorial that trains SmolLM2, and check its output (half an hour).
+	$(BIN)/python -m docs.tools.examples check --smollm2 docs/tutorials/chat.md
 
 lint: setup ## Check style, format, types, English, import directions, links and quoted names.
 	$(BIN)/ruff check .

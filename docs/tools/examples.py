@@ -2,9 +2,10 @@
 
 What bash is given is what a reader pastes: the text that a page's copy buttons take.
 
-Run: python -m docs.tools.examples write|check docs/tutorials/own-data.md …
+Run: python -m docs.tools.examples write|check [--smollm2] docs/tutorials/own-data.md …
 
-A page's examples run in order in one new folder, with nothing of the network.
+A page's examples run in order in one new folder, without a network. With ``--smollm2``, the folder
+has a link to build/smollm2 (``make smollm2``), and the blocks that need this model run too.
 """
 
 import difflib
@@ -14,14 +15,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from docs.tools.pages import Example, File, parts_of
+from docs.tools.pages import DOCS, Example, File, parts_of
 
-LONGEST = 600
+LONGEST, LONGEST_OF_SMOLLM2 = 600, 3600
 """Seconds that one command may take, on a machine that does other things as well."""
+SMOLLM2 = "smollm2"
 PAGES_AT_ONCE = 2
 CUT = "…"
 LINES_OF_FAILURE = 20
@@ -41,12 +43,13 @@ class Failed(Exception):
     """An example did not do what its page says."""
 
 
-def run_page(page: Path, *, figures: Path | None = None) -> str:
+def run_page(page: Path, *, figures: Path | None = None, having: Collection[str] = ()) -> str:
     """Return a page's text with what its examples print now.
 
     Args:
         page: The page.
         figures: Where to copy the files that it shows; None: nowhere.
+        having: What is available of ``pages.NEEDS``.
 
     Raises:
         Failed: A command failed, or a check did not hold.
@@ -54,13 +57,16 @@ def run_page(page: Path, *, figures: Path | None = None) -> str:
     text = page.read_text()
     made: list[tuple[tuple[int, int], str]] = []
     with tempfile.TemporaryDirectory(prefix="dpft-docs-") as folder:
-        for part in parts_of(text):
+        if SMOLLM2 in having:
+            Path(folder, "build").mkdir()
+            Path(folder, "build", SMOLLM2).symlink_to(DOCS.parent / "build" / SMOLLM2)
+        for part in parts_of(text, having):
             if isinstance(part, File):
                 path = Path(folder, part.name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(part.content)
             else:
-                made.append((part.span, _run(part, folder, page)))
+                made.append((part.span, _run(part, folder, page, is_large=SMOLLM2 in having)))
                 if part.keep and figures is not None:
                     figures.mkdir(exist_ok=True)
                     shutil.copy(Path(folder, part.keep), figures)
@@ -69,7 +75,7 @@ def run_page(page: Path, *, figures: Path | None = None) -> str:
     return text
 
 
-def stale_lines(page: str, made: str) -> list[str]:
+def stale_lines(page: str, made: str, having: Collection[str] = ()) -> list[str]:
     """Return the lines of a page's outputs that its commands no longer print, as a diff.
 
     Progress lines, scores, dates, durations and digests are not compared, and neither is what a
@@ -79,7 +85,7 @@ def stale_lines(page: str, made: str) -> list[str]:
     blocks = [
         [
             line
-            for part in parts_of(text)
+            for part in parts_of(text, having)
             if isinstance(part, Example)
             for line in (normalized(output, part.varies) for output in part.output)
             if line
@@ -101,11 +107,12 @@ def normalized(line: str, varies: str = "") -> str:
     return re.sub(r"[\s~─━-]+", " ", line).strip()
 
 
-def _run(example: Example, folder: str, page: Path) -> str:
+def _run(example: Example, folder: str, page: Path, *, is_large: bool) -> str:
     """Return an example's block, with what its commands print where its page shows that."""
     blocks, printed = [], ""
     for number, command in enumerate(example.commands, start=1):
-        done = _done(command if example.is_console else f"set -e\n{command}", folder)
+        script = command if example.is_console else f"set -e\n{command}"
+        done = _done(script, folder, is_large=is_large)
         output = _COLORS.sub("", done.stdout).replace(f"{folder}/", "")
         wanted = example.exit_code if number == len(example.commands) else 0
         if done.returncode != wanted:
@@ -120,25 +127,29 @@ def _run(example: Example, folder: str, page: Path) -> str:
     return "\n".join(blocks or example.commands) + "\n"
 
 
-def _done(command: str, folder: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command in a shell; what it writes to both streams is its output.
+def _done(command: str, folder: str, *, is_large: bool) -> "subprocess.CompletedProcess[str]":
+    """Run a command in a shell and return both streams as its output.
+
+    If ``is_large``, it may use all cores and take longer.
 
     Raises:
         Failed: It took too long.
     """
+    longest = LONGEST_OF_SMOLLM2 if is_large else LONGEST
+    threads = {"OMP_NUM_THREADS": str(os.cpu_count())} if is_large else {}
     try:
         return subprocess.run(
             ["bash", "-c", f"set -o pipefail\n{command}"],
             cwd=folder,
-            env=environment(),
+            env=environment() | threads,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=LONGEST,
+            timeout=longest,
         )
     except subprocess.TimeoutExpired:
-        raise Failed(f"`{command}` took more than {LONGEST} seconds.") from None
+        raise Failed(f"`{command}` took more than {longest} seconds.") from None
 
 
 def _end(output: str) -> str:
@@ -174,20 +185,24 @@ def _shown(lines: list[str], show: str) -> list[str]:
 
 def main(words: list[str]) -> int:
     """Run the examples of pages, two pages at a time; return the exit code."""
-    if len(words) < 2 or words[0] not in ("write", "check"):
-        print("usage: python -m docs.tools.examples write|check PAGE…", file=sys.stderr)
+    having = [SMOLLM2] if f"--{SMOLLM2}" in words else []
+    verb, *names = [word for word in words if word != f"--{SMOLLM2}"] or [""]
+    if not names or verb not in ("write", "check"):
+        usage = "usage: python -m docs.tools.examples write|check [--smollm2] PAGE…"
+        print(usage, file=sys.stderr)
         return 2
-    writes, pages = words[0] == "write", [Path(name) for name in words[1:]]
+    writes, pages = verb == "write", [Path(name) for name in names]
 
     def run(page: Path) -> Failed | None:
         try:
-            made = run_page(page, figures=page.parent / "figures" if writes else None)
+            figures = page.parent / "figures" if writes else None
+            made = run_page(page, figures=figures, having=having)
         except Failed as error:
             print(error, file=sys.stderr, flush=True)
             return error
         if writes:
             page.write_text(made)
-        elif stale := stale_lines(page.read_text(), made):
+        elif stale := stale_lines(page.read_text(), made, having):
             print(
                 f"{page} does not show what its commands print:", *stale, sep="\n", file=sys.stderr
             )

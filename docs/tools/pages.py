@@ -10,7 +10,8 @@ in their turn, unless a comment above says why not; then they are composed by a 
     <!-- keep: curve.svg -->     above: a file it makes that the page shows, from figures/
     <!-- varies: REGEX -->       above: text of its output that differs from run to run ("numbers":
                                  every number); dates, durations and digests always do
-    <!-- needs: hours -->        above bash: what running it takes (gpu, network, hours, cluster)
+    <!-- needs: hours -->        above: what running it takes (gpu, network, hours, cluster, or
+                                 smollm2, which make tutorials-real runs)
     <!-- fill: DIR, r.csv -->    above bash: what readers put in themselves; it has no copy button
     <!-- check: epsilon 7\.99 -->  below: what must be found in all that its commands printed
 
@@ -21,12 +22,13 @@ button: what it takes is what ``Example.commands`` holds, which the examples' ru
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1]
 NOT_PAGES = ("tools", "design.md")
-NEEDS = ("gpu", "network", "hours", "cluster")
+NEEDS = ("gpu", "network", "hours", "cluster", "smollm2")
 COPIED, NOT_COPIED, OUTPUT = "bash", "{ .bash .no-copy }", "{ .text .no-copy .output }"
 """Kinds of blocks on the site: commands that run as they are pasted, commands with gaps to fill
 in, and what commands print."""
@@ -79,8 +81,12 @@ def all_pages() -> list[Path]:
     ]
 
 
-def parts_of(text: str) -> list[File | Example]:
+def parts_of(text: str, having: Collection[str] = ()) -> list[File | Example]:
     """Return the files of a page and the blocks of commands that are run, in order.
+
+    Args:
+        text: The page.
+        having: What is available of ``NEEDS``; blocks that need anything else are not run.
 
     Raises:
         ValueError: A console block does not begin with a command, or a note above a block says
@@ -91,8 +97,9 @@ def parts_of(text: str) -> list[File | Example]:
         title = re.search(r'title="([^"]+)"', found["rest"])
         if title and found["info"] != "console":
             parts.append(File(name=title[1], content=found["body"], span=found.span("body")))
-        elif found["info"] == "console" or found["info"] == "bash" and not why_not_run(text, found):
-            parts.append(_example(text, found))
+        elif found["info"] in ("console", "bash"):
+            reason = why_not_run(text, found)
+            parts += [] if reason and reason not in having else [_example(text, found)]
     return parts
 
 
@@ -113,9 +120,12 @@ def why_not_run(text: str, found: re.Match[str]) -> str:
 
 
 def not_run(text: str) -> dict[str, str]:
-    """Return the blocks of a page that are copied but not run, and what each needs."""
-    notes = {found["body"]: _notes(text, found) for found in _FENCE.finditer(text)}
-    return {body: said["needs"] for body, said in notes.items() if "needs" in said}
+    """Return the commands of a page that are copied but not run, and what each block needs."""
+    blocks = {}
+    for found in _FENCE.finditer(text):
+        if needs := _notes(text, found).get("needs"):
+            blocks["\n".join(_example(text, found).commands)] = needs
+    return blocks
 
 
 def site_markdown(text: str) -> str:

@@ -91,6 +91,12 @@ def test_an_output_that_its_page_does_not_show_is_stale() -> None:
     assert stale_lines(*varying) == []
 
 
+def test_a_block_that_needs_a_model_runs_only_with_it() -> None:
+    text = "<!-- needs: smollm2 -->\n```console\n$ cat build/smollm2/config.json\nold\n```\n"
+    assert parts_of(text) == [] and len(parts_of(text, having=["smollm2"])) == 1
+    assert not_run(text) == {"cat build/smollm2/config.json": "smollm2"}
+
+
 @pytest.mark.parametrize(
     ("note", "message"), [("needs: patience", "must be one of"), ("fill: DIR", "holds, got DIR")]
 )
