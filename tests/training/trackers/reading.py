@@ -1,5 +1,6 @@
 """Reads back what trackers wrote, by TensorBoard's own reader and wandb's own records."""
 
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,11 @@ from typing import Any
 
 BLOCK, HEADER, PREFIX = 32768, 7, 7
 LAST_PARTS = (1, 4)
+
+
+def contains_word(text: str, word: str) -> bool:
+    """Find the whole word only: a random ID can contain a short host name by chance."""
+    return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) is not None
 
 
 def read_events(folder: Path) -> dict[str, list[tuple[int, float, Any]]]:
