@@ -130,7 +130,7 @@ tutorials: setup ## Run the examples of tutorials and the notebooks, and check t
 	$(BIN)/python -m docs.tools.examples check $(or $(PAGES),docs/start/*.md docs/tutorials/*.md)
 	$(BIN)/python -m docs.tools.notebooks
 
-tutorials-real: smollm2 ## Run the tutorial that trains SmolLM2, and check its output (half an hour).
+tutorials-real: smollm2 ## Run the tutorial that trains SmolLM2, and check its output (ten minutes).
 	$(BIN)/python -m docs.tools.examples check --smollm2 docs/tutorials/chat.md
 
 lint: setup ## Check style, format, types, English, import directions, links and quoted names.
