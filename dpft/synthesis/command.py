@@ -309,9 +309,9 @@ def _histogram(
     is_spent = ledger_path.exists() and read_ledger(ledger_path).counted_steps > 0
     if is_spent or (folder / TRAINING).exists():
         raise StateError(
-            f"{path} is missing, but its epsilon was spent, and noise is not drawn twice. Restore"
-            f" it and {ledger_path}; or, after a crash, begin in another folder and compose both"
-            " with dpft account 'runs=[FIRST,SECOND]'."
+            f"{path} is missing, and dpft cannot draw its noise again, because its epsilon is"
+            f" already spent. Restore it and {ledger_path}; or, after a crash, begin in another"
+            " folder and compose both with dpft account 'runs=[FIRST,SECOND]'."
         )
     ledger_path.unlink(missing_ok=True)  # has no step: no noise was drawn
     mechanism = plan.counts.replace(

@@ -145,7 +145,7 @@ def test_a_histogram_killed_before_any_of_its_writes_is_drawn_at_most_once(tmp_p
         code = go(root, RESUME if begun else BEGIN, 0, "training")
         said = (root / "log").read_text()
         if lines and kept is None:
-            assert code == 3 and "noise is not drawn twice" in said, said
+            assert code == 3 and "cannot draw its noise again" in said, said
             found["refused"] += 1
         else:
             assert code == -signal.SIGKILL, said

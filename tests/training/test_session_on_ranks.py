@@ -61,7 +61,7 @@ def test_weights_equal_those_of_one_process(method: str, size: int, tmp_path: Pa
     assert read_ledger(shared.folder / LEDGER).steps == 3
 
 
-@pytest.mark.parametrize(("clips", "size"), product([False, True], [2, 4]))
+@pytest.mark.parametrize(("clips", "size"), [*product([False, True], [2, 4])])
 def test_weights_without_privacy_equal_those_of_one_process(
     clips: bool, size: int, tmp_path: Path
 ) -> None:
