@@ -529,7 +529,7 @@ def test_a_model_without_privacy_repeats_its_fifty_records_and_one_under_epsilon
         (tmp_path / "data" / f"{split}.jsonl").write_text("".join(lines))
     done = workspace.run(
         "train", "task=custom", f"task.data_dir={tmp_path / 'data'}", 'task.text="{text}"',
-        "task.max_length=64", "model=tiny", "train.steps=200", "train.expected_batch_size=25",
+        "task.max_length=64", "model=tiny", "train.steps=100", "train.expected_batch_size=25",
         "train.learning_rate=3e-3", "eval.enabled=false", "hydra.run.dir=run",
         "privacy=none" if eps is None else f"privacy.eps={eps}",
     )  # fmt: skip

@@ -129,6 +129,7 @@ def test_a_launcher_that_loses_a_process_is_one_sentence_and_the_cost_is_named(
     assert captured.err.count("\n") == 1 and "hydra.launcher.n_jobs=1" in captured.err
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.skipif(
     not list(distributions(name="hydra-joblib-launcher")),

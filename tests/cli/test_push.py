@@ -13,6 +13,7 @@ import pytest
 import yaml
 from huggingface_hub import metadata_load
 
+from tests.slowness import exhaustive_but
 from tests.stories.tiny import TRAINING, Workspace, make_workspace
 
 pytestmark = pytest.mark.slow
@@ -167,17 +168,16 @@ def test_a_push_publishes_only_if_it_is_asked_to(workspace: Workspace, hub: Any)
     assert hub.files and not (workspace.root / "run" / "export").exists()
 
 
+REJECTED_BY_THE_HUB = [
+    ("acme/mine", {"HF_TOKEN": "hf_wrong"}, "no permission"),
+    ("acme/mine", {"HF_TOKEN": ""}, "hf auth login"),
+    ("acme/mine", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "does not answer"),
+    ("acme/my model", {}, "my model"),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "environment", "said"),
-    [
-        ("acme/mine", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE=1"),
-        ("acme/mine", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "does not answer"),
-        ("acme/mine", {"HF_TOKEN": ""}, "hf auth login"),
-        ("acme/mine", {"HF_TOKEN": "hf_wrong"}, "no permission"),
-        ("mine", {}, "USER/NAME"),
-        ("acme/my model", {}, "my model"),
-        ("a/b/c", {}, "USER/NAME"),
-    ],
+    ("name", "environment", "said"), exhaustive_but(REJECTED_BY_THE_HUB[:1], REJECTED_BY_THE_HUB)
 )
 def test_a_push_that_cannot_succeed_is_rejected_and_uploads_nothing(
     workspace: Workspace, hub: Any, name: str, environment: dict[str, str], said: str
@@ -187,18 +187,32 @@ def test_a_push_that_cannot_succeed_is_rejected_and_uploads_nothing(
     assert hub.files == []
 
 
-def test_a_dry_run_lists_the_files_and_the_card_and_writes_nothing(
-    workspace: Workspace, hub: Any
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("acme/mine", "HF_HUB_OFFLINE=1"),  # tests run offline
+        ("mine", "USER/NAME"),
+        ("a/b/c", "USER/NAME"),
+    ],
+)
+def test_a_push_that_needs_no_network_to_fail_is_rejected(
+    workspace: Workspace, name: str, said: str
 ) -> None:
+    outcome = workspace.run("export", "run=run", "base_model=acme/tiny", f"push_to_hub={name}")
+    assert outcome.code == 2 and said in outcome.err, outcome.err
+
+
+def test_a_dry_run_lists_the_files_and_the_card_and_writes_nothing(workspace: Workspace) -> None:
     before = set(workspace.root.rglob("*"))
-    result = push(workspace, hub, "push_to_hub=acme/dry", "dry_run=true", HF_HUB_OFFLINE="1")
-    assert result.returncode == 0, result.stderr
-    listing, _, card = result.stdout.partition("\n---\n")
+    dry = ("push_to_hub=acme/dry", "dry_run=true")
+    outcome = workspace.run("export", "run=run", "base_model=acme/tiny", *dry)
+    assert outcome.code == 0, outcome.err
+    listing, _, card = outcome.out.partition("\n---\n")
     names = [line.split()[0] for line in listing.splitlines() if line]
     assert "adapter_model.safetensors" in names and "ledger.jsonl" in names
     assert not any(name.startswith("private") for name in names)
     assert "base_model: acme/tiny" in card and 'folder = "acme/dry"' in card
-    assert set(workspace.root.rglob("*")) == before and not hub.files
+    assert set(workspace.root.rglob("*")) == before
 
 
 def test_the_card_has_the_metadata_that_the_library_reads(workspace: Workspace) -> None:

@@ -60,6 +60,7 @@ def test_a_million_draws_are_standard_normal_tails_included():
     assert_standard_normal(draws, {3: 2699.8, 4: 63.34, 4.5: 6.795, 5: 0.5733, 6: 0.001973})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_hundred_million_draws_are_standard_normal_to_six_standard_deviations():
     draws = noise_of_a_step([(10_000, 10_000)], 1.0, source(2))[0]

@@ -145,6 +145,7 @@ def test_a_killed_rank_ends_the_others_in_one_sentence_each_and_leaves_no_folder
     assert not folder.exists()
 
 
+@pytest.mark.exhaustive
 def test_sigterm_while_they_load_ends_all(workspace: Workspace) -> None:
     command = ["-m", "dpft", "train", *RUN, *LAUNCHED, "hydra.run.dir=early"]
     folder = workspace.root / "early"
@@ -154,6 +155,7 @@ def test_sigterm_while_they_load_ends_all(workspace: Workspace) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.exhaustive
 def test_bad_input_is_one_sentence_with_the_exit_code_of_one_process(workspace: Workspace) -> None:
     said = go(workspace, "train", *RUN, *LAUNCHED, "hydra.run.dir=whole", code=2)
     assert [line for line in said.splitlines() if "INFO: " not in line][-1].startswith(

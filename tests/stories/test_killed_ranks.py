@@ -19,6 +19,7 @@ from dpft.cli.main import main
 from dpft.parallel.ranks import Ranks
 from dpft.run_folder import CHECKPOINTS
 from dpft.training.checkpoint import checkpoints
+from tests.slowness import exhaustive_but
 from tests.stories.ranks import MINUTE, become_rank, fork_ranks, join, logs
 from tests.stories.tiny import EVALUATION, TRAINING, Workspace, make_workspace, unnamed
 
@@ -81,7 +82,9 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.fixture(scope="module", params=["parallel=ddp", "parallel=fsdp"])
+@pytest.fixture(
+    scope="module", params=exhaustive_but(["parallel=fsdp"], ["parallel=fsdp", "parallel=ddp"])
+)
 def finished(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Workspace, str]:

@@ -39,6 +39,7 @@ def came_through(made: dpft.Synthesized, numbers: list[str]) -> list[str]:
     return [number for number in numbers if number in texts]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_no_planted_number_comes_through_under_privacy_and_one_does_without(
     tmp_path: Path,

@@ -36,7 +36,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Story:
     return planted_run.told_here(tmp_path_factory.mktemp("here"))
 
 
-@pytest.fixture(scope="module", params=["here", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["here", pytest.param("processes", marks=pytest.mark.exhaustive)]
+)
 def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Story:
     if request.param == "here":
         return request.getfixturevalue("here")

@@ -96,6 +96,7 @@ def test_a_second_start_by_hand_is_refused(workspace: Workspace) -> None:
     assert ledger.read_bytes() == before
 
 
+@pytest.mark.exhaustive
 def test_tasks_that_would_each_spend_are_refused(workspace: Workspace) -> None:
     words = [*RUN, TOGETHER[0], "hydra.sweep.dir=apart"]
     go(workspace, *words, code=2)
