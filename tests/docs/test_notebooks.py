@@ -88,6 +88,7 @@ def test_a_notebook_has_all_that_its_page_runs_and_none_of_its_notes(name: str) 
     assert len({cell["id"] for cell in cells}) == len(cells)
 
 
+@pytest.mark.exhaustive  # make tutorials, which CI runs, runs the notebooks
 @pytest.mark.slow
 def test_the_notebook_of_the_clippers_page_runs_as_its_page_says() -> None:
     name = "notebooks/clipper-library.ipynb"

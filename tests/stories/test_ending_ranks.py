@@ -86,6 +86,7 @@ def check_same(workspace: Workspace, name: str, files: Iterable[str] = SAME) -> 
         assert unnamed(workspace.root / name / file) == unnamed(whole)
 
 
+@pytest.mark.exhaustive  # tests/training/test_session_faults.py has it in forked processes
 @pytest.mark.parametrize(("who", "strategy"), [(0, "ddp"), (1, "ddp"), (1, "fsdp")])
 def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(
     workspace: Workspace, who: int, strategy: str
