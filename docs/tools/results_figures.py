@@ -36,13 +36,13 @@ def figures() -> dict[str, str]:
         "results/figures/memory.svg": _bars(
             names, memory, "memory", "peak memory, ordinary training = 1"
         ),
-        "results/figures/curve.svg": _curve(scores_by_epsilon(BENCHMARKS / "real_lm")),
+        "results/figures/curve.svg": _curve(BENCHMARKS / "real_lm"),
     }
 
 
 def readme_curve() -> str:
     """Return the curve on a white background, for pages that may be dark."""
-    svg = _curve(scores_by_epsilon(BENCHMARKS / "real_lm"))
+    svg = _curve(BENCHMARKS / "real_lm")
     return svg.replace(">", '><rect width="100%" height="100%" fill="white"/>', 1)
 
 
@@ -77,17 +77,20 @@ def _bars(names: Sequence[str], values: Sequence[float], name: str, label: str) 
     return str(draw_svg(draw, name=name, label=label, height=2.9))
 
 
-def _curve(scores: dict[str, float]) -> str:
+def _curve(folder: Path) -> str:
+    scores = scores_by_epsilon(folder)
+    before = json.loads((folder / "e2e-before.json").read_text())["scores"]["bleu"]
     private = {float(eps): score for eps, score in scores.items() if eps != "none"}
 
     def draw(axes: Any) -> None:
         axes.plot([*private], [*private.values()], marker="o", color=COLORS[0], label="private")
         if "none" in scores:
             axes.axhline(scores["none"], color=COLORS[1], linestyle="--", label="not private")
+        axes.axhline(before, color=COLORS[7], linestyle=":", label="not fine-tuned")
         axes.set_xscale("log", base=2)
         axes.set_xticks([*private], [f"{eps:g}" for eps in private])
-        axes.set(xlabel="ε (log scale)", ylabel="BLEU")
-        axes.legend()
+        axes.set(xlabel="ε (log scale)", ylabel="BLEU", ylim=(0, None))
+        axes.legend(loc="center right")
 
     label = "BLEU on E2E by ε, SmolLM2-135M with LoRA"
     return str(draw_svg(draw, name="curve", label=label))
