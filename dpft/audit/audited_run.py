@@ -210,7 +210,7 @@ def unseen_records(config: TrainConfig, check: Check = accept_all) -> Unseen | s
 
 
 def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list[Canary]:
-    """Return the canaries of one kind that a run had, including those that were not trained on.
+    """Return a run's canaries of one kind, including the canaries that were not trained on.
 
     Their texts and coins are generated again from the run's key. An edited file therefore cannot
     make an audit find canaries that did not exist.
@@ -306,7 +306,7 @@ def _trained_places(
 
 
 def _check_fingerprint(run: Path, rows: EncodedRows, units: list[list[int]] | None) -> None:
-    """Reject records other than those that the run was trained on, by the run's fingerprint.
+    """Reject the records if their fingerprint differs from that of the run's training records.
 
     Without the fingerprint, accept any records.
     """

@@ -518,7 +518,7 @@ def check_delta(delta: float) -> None:
 
 
 def confidence_of_each(confidence: float, choices: int) -> float:
-    """Return the confidence of each of several bounds that hold together at ``confidence``.
+    """Return the confidence each bound needs so that all of them hold at ``confidence``.
 
     With Bonferroni's correction, any of the bounds may be reported, for example the largest. The
     reported bound then holds at the requested confidence.
@@ -535,7 +535,7 @@ def confidence_of_each(confidence: float, choices: int) -> float:
 
 
 def largest_rejected(rejects: Callable[[float], bool]) -> float:
-    """Return the largest nonnegative value that a test rejects, or 0 if it rejects none of them.
+    """Return the largest nonnegative value that the test rejects, or 0 if it rejects no value.
 
     Args:
         rejects: Function that returns whether the test rejects a value. It must reject every value

@@ -113,7 +113,9 @@ def remove_common_directions(rows: Tensor, common: Tensor) -> Tensor:
 
 
 def own_lengths(rows: Sequence[Tensor], owners: Tensor, canaries: int) -> Tensor:
-    """Return the norm of each canary's gradient in the embeddings of its own words, shape (m,).
+    """Return the norm of each canary's gradient, shape (m,).
+
+    The gradient is with respect to the embeddings of the canary's own words.
 
     Args:
         rows: For each table, the summed gradients of these words' embeddings without the common

@@ -72,7 +72,7 @@ MAY_CHANGE = (
     *("train.checkpoint_every", "train.keep", "privacy.engine"),
     *("privacy.resume_overspend", "tracking", "parallel"),
 )
-"""Keys that may change when a run is resumed, in addition to those of ``SECTIONS``."""
+"""Keys that may change when a run is resumed, in addition to the keys of ``SECTIONS``."""
 SECTIONS = ("eval", "decode", "metrics", "tracking", "parallel")
 
 
@@ -113,7 +113,7 @@ def bound_noise(resume_point: ResumePoint | None) -> float | None:
 def check_same_base(
     model: nn.Module, shards: ShardedModel | None, resume_point: ResumePoint | None
 ) -> None:
-    """Reject frozen weights that differ from those that the run began with.
+    """Reject the frozen weights if they changed since the run began.
 
     The checkpoint restores the frozen weights as well. The released model, however, is used with
     the weights that the configuration names.
@@ -293,7 +293,7 @@ def read_secrets(folder: Path) -> Secrets:
 
 
 def check_same_records(folder: Path, training_set: TrainingSet) -> None:
-    """Reject training records that differ from those that the run began with."""
+    """Reject the training records if they changed since the run began."""
     path = folder / FINGERPRINT
     try:
         expected = read_model(path, Fingerprint)

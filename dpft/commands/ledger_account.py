@@ -74,10 +74,9 @@ def histogram_steps(before: SpentBefore) -> Mapping[Noise, int]:
 
 
 def read_spent_of_synthesis(folder: str) -> SpentRun:
-    """Return what a synthesis has spent, from the ledger of its training.
+    """Return the privacy that a synthesis has spent, according to the ledger of its training.
 
-    Until that ledger has a first line, return what the ledger of the histogram records, as
-    ``read_spent`` does.
+    While that ledger is empty, use the ledger of the histogram instead, like ``read_spent``.
 
     Raises:
         InputError: As in ``read_spent``.
@@ -92,7 +91,7 @@ def read_spent_of_synthesis(folder: str) -> SpentRun:
 
 
 def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
-    """Return what a run has spent, whether it has finished or not.
+    """Return the privacy that a run has spent. The run may be unfinished.
 
     Args:
         folder: Folder of the run, in which only the ledger is required.

@@ -58,7 +58,7 @@ CLIPPING_NORMS = ("method.bitfit_max_grad_norm",)
 
 
 def with_task_of_run(overrides: list[str]) -> list[str]:
-    """Return the overrides, preceded by the task of the run that ``run=`` names."""
+    """Return the overrides. If ``run=`` is given, put the task of that run first."""
     folder = given_text(overrides, "run")
     if folder is None:
         return overrides
@@ -278,7 +278,7 @@ def _of_recipe(composed: DictConfig, words: Words, root: type[Config]) -> Config
 
 
 def evaluate_overrides(overrides: list[str]) -> list[str]:
-    """Return the overrides, preceded by the task of the run that ``run=`` names.
+    """Return the overrides. If ``run=`` is given, put the task of that run first.
 
     Raises:
         InputError: There is no such run, a model is given with a run, or there is nothing to score.

@@ -1,4 +1,4 @@
-"""Plans of runs: what a run would do and cost, without training (``dpft plan``).
+"""Plans of runs: noise, steps, time and memory of a run, without training (``dpft plan``).
 
 A plan needs only the config.json of a model. Local data are read only to count them, and only if no
 public number is configured.

@@ -87,7 +87,7 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "peft", "numpy")
 
 
 def check_alike(config: TrainConfig | EvaluateConfig | GenerateConfig, ranks: Ranks) -> None:
-    """Reject processes whose code or configuration differs from that of rank 0."""
+    """Reject processes whose code or configuration differs from rank 0."""
     if ranks.size == 1:
         return
     settings = {**_versions(), **leaves(plain(config))}
@@ -191,7 +191,7 @@ def check_same_inputs(
 
 
 def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
-    """Reject processes whose records or whose model differ from those of rank 0."""
+    """Reject processes whose records or model differ from rank 0."""
     if ranks.size == 1:
         return
     key = ranks.broadcast(entropy.token_bytes(KEY_BYTES))
@@ -201,7 +201,7 @@ def check_same_model(model: nn.Module, records: object, ranks: Ranks) -> None:
 
 
 def _refuse_different(hashes: Mapping[str, str], ranks: Ranks) -> None:
-    """Reject processes if the keyed hashes of one of them differ from those of rank 0."""
+    """Reject the processes if the keyed hashes of any process differ from rank 0."""
     everyones = [json.loads(answer) for answer in ranks.everyones(json.dumps(hashes).encode())]
     with ranks.failing_together():
         for other in everyones:

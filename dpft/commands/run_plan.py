@@ -260,7 +260,7 @@ def _within_total(
     num_examples: int,
     phases: tuple[MethodPhase, ...],
 ) -> DifferentialPrivacy:
-    """Return the guarantee with the noise that the tokenizer's cost leaves for the training.
+    """Return the guarantee. The training gets the ε that the tokenizer has not spent.
 
     Raises:
         InputError: The tokenizer leaves too little, or there is no tokenizer with a ledger.
@@ -401,7 +401,7 @@ def warn_of_delta(plan: PrivacyPlan) -> None:
 
 
 def warn_of_noise(plan: PrivacyPlan, trainable_parameters: int) -> None:
-    """Warn on stderr if the noise is larger than anything that the records could teach."""
+    """Warn on stderr if the noise is so large that it drowns the signal of the records."""
     for warning in noise_warnings(
         plan.as_independent(),
         expected_batch_size=plan.expected_batch_size,
@@ -411,7 +411,10 @@ def warn_of_noise(plan: PrivacyPlan, trainable_parameters: int) -> None:
 
 
 def announce(command: TrainCommand) -> None:
-    """Log what is about to be trained, from the configuration only; on rank 0."""
+    """Log the model, task and method that will be trained, on rank 0.
+
+    Reads only the configuration.
+    """
     if is_other_rank():
         return
     if command.resume not in (None, AUTO):

@@ -385,7 +385,7 @@ STANDARD = (1, 2)
 
 @contextmanager
 def output_redirected_to(path: Path) -> Iterator[None]:
-    """Append what the block prints and logs, including output of C code, to a file of mode 0600."""
+    """Append all output of the block to a file of mode 0600, including output of C code."""
     root = logging.getLogger()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "a", encoding="utf-8", buffering=1) as log:

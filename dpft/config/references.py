@@ -49,7 +49,7 @@ class Reference(Section):
             check_scale(name, value, "reference")
 
     def fits(self, config: Mapping[str, Any]) -> bool:
-        """Return whether model, epsilon and settings of a run equal those of the row."""
+        """Return whether the run has the model, epsilon and settings of the row."""
         private = value_at(config, "privacy.name") != "none"
         return (
             self.model in (None, value_at(config, "model.name"))

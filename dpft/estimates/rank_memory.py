@@ -30,7 +30,7 @@ class RankMemory(StrictModel):
     optimizer: Count
     """Bytes of the optimizer's state."""
     activations: Count
-    """Bytes of the activations of a micro-batch, including those that the clipper keeps."""
+    """Bytes of the activations of a micro-batch, including the tensors that the clipper keeps."""
     other: Count
     """Bytes of the process, its libraries, and buffers for exchange, noise and update."""
     total: Count

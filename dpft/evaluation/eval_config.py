@@ -115,7 +115,7 @@ def check_held_out(task: Task, config: EvalConfig) -> None:
 
 
 def reads_training_split(task: Task, config: EvalConfig) -> bool:
-    """Return whether the split, or a part of it, is the training split or a part of that split."""
+    """Return whether the split overlaps the training split."""
     training = {"train", *task.parts("train")}
     # On the Hub, a part may be a slice or a sum of splits: train[:100], validation+train, all.
     return config.split == "train" or any(

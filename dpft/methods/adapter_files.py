@@ -138,10 +138,10 @@ def wrap(model: PreTrainedModel, config: "PeftConfig") -> PreTrainedModel:
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write a folder from which ``PeftModel.from_pretrained`` restores the trained model.
 
-    ``adapter_config.json`` names the base as it was given to ``from_pretrained``: its Hub name or
-    its folder. A base that was initialized at random has an empty ``name_or_path``. Such a base is
-    saved under ``base/``, and ``address`` gives the name of that folder. ``dpft export`` writes the
-    model card, so peft's empty card is removed.
+    ``adapter_config.json`` contains the name of the base model that was given to
+    ``from_pretrained``: its Hub name or its folder. A base that was initialized at random has an
+    empty ``name_or_path``. Such a base is saved under ``base/``, and ``address`` gives the name of
+    that folder. ``dpft export`` writes the model card, so peft's empty card is removed.
     """
     adapted: Any = model
     folder = folder.resolve()

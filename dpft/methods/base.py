@@ -200,7 +200,7 @@ class Method(Section, ABC):
 
 
 def is_bias(name: str) -> bool:
-    """Return whether a parameter's name is that of a bias of the model itself."""
+    """Return whether the parameter is a bias of the base model, by its name."""
     # peft keeps the module that it replaced as original_module, and never runs that module.
     replaced = "original_module" in name or "lora_" in name
     return original_name(name).rpartition(".")[2] == "bias" and not replaced

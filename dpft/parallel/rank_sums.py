@@ -524,7 +524,7 @@ def stretches_of(
 def owned_stretches(
     cuts: Mapping[str, Cut], places: Mapping[str, int], shards: int, rows: int, block: int
 ) -> tuple[list[_PieceSpan], list[list[int]]]:
-    """Return the pieces of all shards, and the positions of those that each rank finishes."""
+    """Return the pieces of all shards, and the positions of the pieces that each rank finishes."""
     stretches: list[_PieceSpan] = []
     owned: list[list[int]] = [[] for _ in range(rows * shards)]
     for column in range(shards):

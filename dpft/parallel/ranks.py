@@ -196,7 +196,7 @@ class Ranks:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Let all ranks continue after the block, or none of them.
+        """Let all ranks continue after the block, or stop all of them.
 
         No operation inside the block may be collective, except those that ``serving_other_ranks``
         serves. Rank 0 reports the error of the lowest rank that failed.

@@ -77,8 +77,8 @@ class PrivacyEngine:
             last_step: Step of the plan at which to end; None: the last step of the plan.
             stream: Number of steps in the ledger when this stream of noise began.
             history: ``noise_history`` of ``state`` after ``steps_taken`` steps; None: a new stream.
-            options: Options of the clipper; norm and style are replaced by those of the plan. None:
-                the defaults.
+            options: Options of the clipper, except norm and style, which come from the plan.
+                None: the defaults.
             choices: Results of the self-check of each phase.
             moved: Names of parameters that are frozen but still updated, as a function of noisy
                 sums only.

@@ -31,7 +31,7 @@ from dpft.privacy.cipher import Address
 logger = logging.getLogger(__name__)
 
 REACH = 18.8
-"""Number of standard deviations up to which the tails are those of a Gaussian. Beyond this, an
+"""Number of standard deviations up to which the tails are Gaussian. Beyond this, an
 outcome may be possible for only one of two neighboring data sets, so no plan may rely on such
 outcomes (``plan_building``). u extends to 2^-310, so radii end at 20.7. Below 2^-277 (19.6), u has
 fewer than 32 significant bits."""

@@ -66,9 +66,9 @@ class LedgerHead(StrictModel):
 Genesis = Literal["0000000000000000000000000000000000000000000000000000000000000000"]
 GENESIS: Genesis = "0000000000000000000000000000000000000000000000000000000000000000"
 CLOSING = '{"closed"'
-"""Beginning of the closing line, and of no other line."""
+"""Text with which only the closing line begins."""
 FIRST = ('{"clipper"', '{"plan"')
-"""Beginnings of a first line, and of no other line."""
+"""Texts with which only a first line can begin."""
 LEDGER_VERSION: Literal[2] = 2
 """Schema version of a ledger whose first line is the plan."""
 Released: TypeAlias = "Sequence[Tensor] | Mapping[str, str]"

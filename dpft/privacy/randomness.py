@@ -230,7 +230,7 @@ def make_randomness(
 def restore_randomness(
     device: torch.device, state: Mapping[str, Any], noise_seed: int | None = None, *, rank: int = 0
 ) -> Randomness:
-    """Return the sources as they were when ``Randomness.state`` was called.
+    """Restore the random sources from a value of ``Randomness.state``.
 
     Args:
         device: Device on which noise is drawn, of the same kind as before.

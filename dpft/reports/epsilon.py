@@ -53,7 +53,7 @@ def accounting_table(
         unit: Privacy unit.
         calibration: Calibration that chose the noise multiplier, if any.
         delta_source: ``GIVEN``, or the rule that derived delta from the number of units.
-        steps: Number of steps as text, if a unit takes part in only some of them.
+        steps: Number of steps as text, if a unit takes part in only some steps.
         sampler: How units are drawn.
 
     Guarantees:

@@ -71,8 +71,8 @@ class PrivatePlan(PlanPromise, RunCosts, Versioned):
     signal_to_noise: Positive
     """Largest possible ratio of the length of all clipped gradients to the length of the noise."""
     noise_in_last_weights: Positive | None = None
-    """Correlated noise in the last weights over that of independent steps at the same epsilon, for
-    the run's schedule and momentum, by RDP. Absent without a target epsilon."""
+    """Noise in the last weights: correlated noise divided by independent noise at the same epsilon,
+    for the run's schedule and momentum, by RDP. Absent without a target epsilon."""
 
 
 class OpenPlan(NoPromise, RunCosts, Versioned):

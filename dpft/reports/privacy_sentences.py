@@ -90,7 +90,7 @@ def is_contradicted(entry: Guesses) -> str | None:
 
 
 def is_another_mechanism(entry: Guesses) -> str | None:
-    """Return an alarm if the mechanism is not that of the plan, otherwise None."""
+    """Return an alarm if the mechanism differs from the plan, otherwise None."""
     if not entry.other_mechanism:
         return None
     views: Sequence[Guesses | ViewInShort] = [entry]

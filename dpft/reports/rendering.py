@@ -167,7 +167,7 @@ def printed(value: Any) -> str:
 
 
 def line(text: object) -> str:
-    """Return a text that fits a cell of a Markdown table, without HTML and with links to arXiv."""
+    """Return text for a Markdown table cell: escape HTML, and link arXiv numbers."""
     text = " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
     return ARXIV.sub(r"[\g<0>](https://arxiv.org/abs/\1)", text)
 
@@ -244,13 +244,13 @@ def draw_svg(
 
 
 def epsilon_points(privacy: RunPrivacy) -> list[tuple[int, float]]:
-    """Return numbers of steps, and an upper bound of ε after each of them.
+    """Return step numbers, and an upper bound on ε after each step.
 
     The list is empty if the record has no curve: for runs without privacy, for the training of a
     synthesis, and for the best run of a search, whose own steps cost less than the search.
 
     Guarantees:
-        Each bound is that of the curve, or the ε of the whole run if that is smaller. The latter
+        Each bound is the value of the curve, but at most the ε of the whole run. The latter
         covers all steps, and therefore also the first ones.
     """
     if not isinstance(privacy, PrivateRun) or privacy.epsilon_curve is None:

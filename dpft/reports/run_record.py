@@ -91,7 +91,7 @@ def read_evaluations(folder: Path) -> list[ScoreEntry]:
 
 
 def read_own_evaluations(folder: Path) -> list[ScoreEntry]:
-    """Return all entries, with those of private splits from private/metrics.json.
+    """Return all entries. Entries of private splits come from private/metrics.json.
 
     If this file is missing, as in a released folder, all entries come from metrics.json.
     """
@@ -106,7 +106,7 @@ def read_own_evaluations(folder: Path) -> list[ScoreEntry]:
 def write_metrics(
     folder: Path, evaluations: Sequence[ScoreEntry], *, public: bool, publish: bool = False
 ) -> None:
-    """Write new entries into both files, and replace those of the same task, split and stage.
+    """Write new entries into both files. They replace entries of the same task, split and stage.
 
     If a split is no longer public, its entries of other stages are hidden as well.
 
@@ -259,7 +259,7 @@ def read_overrides(folder: Path) -> tuple[str, ...] | None:
 
 
 def find_runs(named: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the folders of finished runs, and those of runs without a report.
+    """Return the folders of finished runs, and the folders of runs without a report.
 
     Args:
         named: Folders of runs or of sweeps; the runs of a sweep are in the order of their numbers.

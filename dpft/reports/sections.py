@@ -92,7 +92,10 @@ def metadata(config: TrainConfig, privacy: RunPrivacy) -> str:
 
 
 def origin_rows(config: TrainConfig, privacy: RunPrivacy) -> list[Row]:
-    """Return the names of model and data, the date and the versions, as far as they are known."""
+    """Return the names of model and data, the date and the versions.
+
+    Unknown entries are omitted.
+    """
     versions = ", ".join(
         f"{name} {number}" for name, number in as_json(privacy.versions or {}).items()
     )
@@ -345,7 +348,7 @@ _LOSSES_NOT_COVERED = (
 
 
 def _search(selection: Selection) -> list[str]:
-    """Return what the ε of a search covers and does not cover, in addition to that of one run."""
+    """Return sentences on what the ε of a search covers in addition to one run."""
     return [
         "Covered: the choice of this run as the best of a secret random number of runs,"
         f" {selection.expected_trials:.4g} in expectation (eta {selection.eta:g}, gamma"

@@ -193,7 +193,7 @@ def expand(overrides: list[str]) -> list[str]:
 
 
 def configuration(composed: DictConfig, words: Words) -> SynthesizeConfig:
-    """Return the composed configuration, or with ``resume=RUN`` that of the interrupted synthesis.
+    """Return the composed configuration. With ``resume=RUN``, return the interrupted synthesis's.
 
     Raises:
         InputError: The configuration is incomplete or invalid, or ``resume`` is combined with any

@@ -121,7 +121,7 @@ class Synthesis(Versioned):
     num_examples_source: str
     """The source of that number."""
     parts: tuple[SynthesisPart, ...]
-    """The parts that read records under noise; no other part read records."""
+    """The parts that read records under noise; no other part reads records."""
     warnings: tuple[str, ...]
     """Warnings that a reader of epsilon needs, one sentence each."""
     schema_sha256: Digest

@@ -29,8 +29,7 @@ from dpft.synthesis.schema import TEXT, Column, Misfit, Row, Schema
 
 ARRAY = "array"
 SLACK = 4
-"""Additional tokens that are allowed for a value, beyond those of the value when tokenized
-separately."""
+"""Number of tokens by which a value may exceed its length when tokenized separately."""
 BODY = r'/([^"\\\x00-\x1f]|\\["\\nrtbf]|\\u00[01][0-9a-f])*/'
 """Regular expression of the content of a JSON string, as ``json.dumps`` writes it."""
 

@@ -348,7 +348,7 @@ class Task(Section, ABC):
 
     @property
     def answers_how(self) -> str:
-        """Description of what a model that generates no text does, for messages."""
+        """Description of the output of a model that generates no text, for messages."""
         return "chooses labels"
 
     @property

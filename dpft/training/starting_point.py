@@ -58,7 +58,7 @@ class Start:
 
 
 def ordinary_start(resume_point: ResumePoint | None, *, steps: int) -> Start:
-    """Return the start of a run without noise."""
+    """Return the starting state of a run that adds no noise."""
     if resume_point is None:
         return Start(done=0, last_step=steps, secrets={})
     checkpoint = resume_point.checkpoint

@@ -82,8 +82,8 @@ _SMALL = 30.0
 def _terms_of_whole_orders() -> "tuple[NDArray[Any], ...]":
     """Return all orders, rounded up to whole numbers, and the data of the terms of their sums.
 
-    For each term, order by order, three arrays contain its order a, its power k from 2 to a, and
-    log(a over k). The last array contains the positions at which the terms of each order begin.
+    The terms are sorted by order. Three arrays contain the order a of each term, its power k from 2
+    to a, and log(a over k). The last array contains the position of the first term of each order.
     """
     import numpy as np
     from scipy.special import gammaln

@@ -215,8 +215,8 @@ _NOTHING = Decimal("1e-66")
 def draw_count(count: TrialCount, stream: UniformStream) -> int:
     """Return a number of trials, by inversion of the distribution function.
 
-    The distribution is that of Definition 1: P(1) = (1 - gamma) * eta / (gamma^-eta - 1), or (1 -
-    gamma) / log(1/gamma) for eta=0, and P(k+1) = P(k) * (1 - gamma) * (k + eta) / (k + 1).
+    The distribution is the one of Definition 1: P(1) = (1 - gamma) * eta / (gamma^-eta - 1), or (1
+    - gamma) / log(1/gamma) for eta=0, and P(k+1) = P(k) * (1 - gamma) * (k + eta) / (k + 1).
     Arithmetic with 70 digits keeps all probabilities, also in the far tail, within 1e-60 of those
     accounted for.
     """

@@ -77,7 +77,7 @@ class Recorder:
         self.begin(0, 0)
 
     def begin(self, rows: int, units: int) -> None:
-        """Forget all uses and expect those of a micro-batch; (0, 0) between micro-batches."""
+        """Forget all uses, and prepare for a micro-batch; (0, 0) between micro-batches."""
         self.rows, self.units = rows, units
         self._outer: dict[str, list[Outer]] = defaultdict(list)
         self._lookups: dict[str, list[Lookup]] = defaultdict(list)
