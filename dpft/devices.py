@@ -245,17 +245,6 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def add_rows(into: Tensor, index: Tensor, rows: Tensor) -> Tensor:
-    """Add ``rows[i]`` to ``into[index[i]]`` in place, with the same bits each time.
-
-    On an accelerator, ``index_add_`` adds rows with the same index in any order, so steps could not
-    be repeated bit for bit. ``index_put_`` sorts the indices first.
-    """
-    if into.device.type == "cpu":
-        return into.index_add_(0, index, rows)
-    return into.index_put_((index,), rows, accumulate=True)
-
-
 def random_state(device: torch.device) -> Tensor | None:
     """Return the state of an accelerator's random generator; None if the device is a CPU."""
     if device.type in ("cpu", "meta"):

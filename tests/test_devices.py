@@ -5,7 +5,6 @@ import torch
 
 from dpft import devices
 from dpft.training.training_config import DeviceConfig
-from tests.pretended import NAME, on_pretended
 from tests.rejections import rejects
 
 XPU = torch.device("xpu")
@@ -94,17 +93,3 @@ def test_an_accelerator_is_asked_to_add_in_one_order(
     DeviceConfig().prepare()
     assert torch.are_deterministic_algorithms_enabled() is asked
     assert torch.is_deterministic_algorithms_warn_only_enabled() is asked
-
-
-@pytest.mark.slow
-def test_rows_are_added_by_index_the_same_way_on_both_sides() -> None:
-    index, rows = torch.tensor([2, 0, 2, 2]), torch.randn(4, 3, dtype=torch.float64)
-    expected = torch.ones(3, 3, dtype=torch.float64).index_add(0, index, rows)
-    there = on_pretended(rows_added_there, index, rows)
-    assert torch.equal(devices.add_rows(torch.ones(3, 3).double(), index, rows), expected)
-    torch.testing.assert_close(there, expected)
-
-
-def rows_added_there(index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    into = torch.ones(3, 3, dtype=torch.float64).to(NAME)
-    return devices.add_rows(into, index.to(NAME), rows.to(NAME)).cpu()

@@ -56,11 +56,11 @@ class ParallelConfig(Section):
     exchanged through CPU memory (gloo), without NCCL. With fsdp, shards and the optimizer state are
     stored in CPU memory."""
     shard_size: AtLeastOne | None = None
-    """For fsdp: number of shards of the model. null: one shard per process. If there are fewer
+    """Number of shards of the model, for fsdp. null: one shard per process. If there are fewer
     shards than processes, several replicas of the model are sharded."""
     accumulate: Literal["whole", "sharded"] = WHOLE
-    """For fsdp: whether each process keeps the whole sum of a step (whole) or only its shard
-    (sharded). With sharded, the sum of each micro-batch is sent to the shards immediately, which
+    """Whether each process keeps the whole sum of a step (whole) or only its shard (sharded),
+    for fsdp. With sharded, the sum of each micro-batch is sent to the shards immediately, which
     sends more and needs less memory."""
     world_size: AtLeastOne | None = None
     """Number of processes. null: the number that torchrun starts; for a plan, 1, or 2 with ddp or
