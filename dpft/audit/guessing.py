@@ -43,9 +43,9 @@ this order:
 
 The best number of guesses is not known beforehand. The tests therefore try a list of numbers that
 depends only on m, each at a confidence that is corrected for all of them (Bonferroni). Several
-canaries can have the same score. If such a tie has more canaries than there are guesses left, the
-guesses are assigned to the canaries for which they are wrong. A bound is therefore never larger
-than if the tie had been broken without knowledge of the coins.
+canaries can have the same score. If a tie contains more canaries than remaining guesses, the
+guesses go to the canaries for which they are wrong. A bound is therefore never larger than if the
+tie had been broken without knowledge of the coins.
 
 >>> round(epsilon_lower_bound(Outcome(canaries=1000, guesses=100, correct=75), delta=1e-4), 3)
 0.673

@@ -297,7 +297,7 @@ class MemorizationAudit(Versioned):
     not_there: Mapping[RecordSet, str]
     """Reason for each missing set."""
     scores: Mapping[RecordSet, MemorizationScores]
-    """Scores of each other set."""
+    """Scores of every set that is not in ``not_there``."""
 
     def parts(self) -> list[Grid | str]:
         """Return the scores for people: a line for each set, and an explanation of the scores."""

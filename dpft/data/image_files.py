@@ -93,7 +93,10 @@ def _tables(place: Path, split: str) -> list[Path]:
 
 
 def _folders(place: Path) -> dict[str, Path]:
-    """Return the folder of each split; a folder with only classes is the training split."""
+    """Return the folder of each split.
+
+    A folder that contains only classes is the training split.
+    """
     if not place.is_dir():
         return {}
     named = {split: place / split for split in SPLITS if (place / split).is_dir()}

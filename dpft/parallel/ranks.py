@@ -364,7 +364,7 @@ EVERYTHING = RankShare()
 
 
 def in_turn(count: int, ranks: Ranks) -> range:
-    """Return this rank's positions if ``count`` positions are dealt one by one to the ranks."""
+    """Return the positions of this rank; position i belongs to rank i modulo the world size."""
     return range(ranks.rank, count, ranks.size)
 
 

@@ -8,8 +8,8 @@ order.
 Noise is drawn and added in float64. The sum is then rounded once to a fixed grid, before any other
 operation. The spacing of the grid is a power of two between 2^-21 and 2^-20 of the noise's standard
 deviation. Without the grid, floating point would reveal the sum (Mironov 2012): a float32 result
-within 2^-30 standard deviations of zero reveals the float64 noise itself. A result in the tails
-does the same, because few radii are possible there. On the grid, very many noise values lead to a
+within 2^-30 standard deviations of zero reveals the float64 noise itself. A result far in the tails
+reveals it too, because few radii are possible there. On the grid, very many noise values lead to a
 given result, both for the sum and for the sum of a neighboring data set. This holds as far as the
 tails extend.
 

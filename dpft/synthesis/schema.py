@@ -556,8 +556,8 @@ def _rule(learned: Mapping[str, Column], text: object) -> Rule:
         value = learned[left].parse(other.strip("'\""))
     except Misfit as misfit:
         raise InputError(
-            f"the rule {text} must have a column or a value of {left} after {compare}; {other} is"
-            f" neither, because a value of {left} {misfit}.",
+            f"the rule {text} must compare {left} with another column or a value, got {other}. A"
+            f" value of {left} {misfit}.",
             key="rules",
             value=text,
         ) from None

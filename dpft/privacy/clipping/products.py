@@ -30,7 +30,7 @@ HALF_DTYPES = (torch.bfloat16, torch.float16)
 SLACK = 1 + 2.0**-10
 """Factor that covers the float64 rounding of an error term (8)."""
 BOUND_SLACK = 1 + 2.0**-36
-"""Factor that covers the float64 rounding of a bound, and of a sum of at most 60,000 bounds (9)."""
+"""Factor for float64 rounding: it covers one bound, and a sum of at most 60,000 bounds (9)."""
 LEAST_FACTOR = 2.0**-64
 """Least clip factor. A unit with a smaller factor adds nothing: its products might underflow
 (17)."""

@@ -109,7 +109,9 @@ class GaussianHistogram(CountingMechanism):
 
     @property
     def epsilon_classical(self) -> float:
-        """Epsilon by the paper's formula, (k / std) sqrt(2 ln(2.5 / delta)), invalid above 1.
+        """Epsilon by the paper's formula, which holds only for an epsilon of at most 1.
+
+        The formula is (k / std) sqrt(2 ln(2.5 / delta)).
 
         >>> published = dict(l2_cap=256, linf_cap=256, words_per_record=256, delta=1e-9)
         >>> [round(GaussianHistogram(noise_std=s, **published).epsilon_classical, 2)
