@@ -189,7 +189,7 @@ class OneRunConfig(Audit):
         delta: float,
         trade_off: "TradeOff | None",
     ) -> "tuple[LowerBound, Guesses]":
-        """Return the lower bound of one view, and all results of the view."""
+        """Return the lower bound that one view gives, and all of its results."""
         from dpft.audit.guessing import (
             best_lower_bound,
             find_contradiction,

@@ -160,7 +160,7 @@ def check_same_inputs(
     rows: RowsOfModel | None,
     ranks: Ranks,
 ) -> None:
-    """Reject processes that would train on other records, in other micro-batches or another model.
+    """Reject processes whose records, micro-batches or model differ.
 
     Every process then receives the weights of rank 0. If the model will be sharded, ``rows`` reads
     the weights that are not loaded yet.

@@ -93,7 +93,7 @@ logger = logging.getLogger(__name__)
 def make_tokenizer(
     command: TokenizerCommand, folder: Path, *, composed: Composed | None = None
 ) -> Answer:
-    """Make a private vocabulary, or with ``command.resume`` another one from a released histogram.
+    """Make a private vocabulary; with ``command.resume``, make another from its released histogram.
 
     Args:
         command: The run's configuration, and whether it is resumed.

@@ -119,9 +119,11 @@ def _store(content: bytes, path: Path) -> None:
 
 
 LETTERS_PER_TOKEN = 256
-"""Number of characters of a text that are kept for each token of ``task.longest`` in each chunk;
-public. The longest tokens of common vocabularies have 128 characters, so the removed text would not
-fit anyway."""
+"""Number of characters to keep of a text, per token of ``task.longest`` and chunk; public.
+
+The longest tokens of common vocabularies have 128 characters, so the removed text would not fit
+anyway.
+"""
 
 
 _FORMS = {

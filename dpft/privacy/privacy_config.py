@@ -325,12 +325,12 @@ class HistogramPrivacy(Section):
 
     @property
     def promises(self) -> bool:
-        """Whether there is a guarantee, with noise, a threshold and a ledger."""
+        """Whether the tokenizer is private: with noise, a threshold and a ledger."""
         return self.name != NONE
 
     @property
     def has_units(self) -> bool:
-        """Whether a privacy unit is all records with one value of a column."""
+        """Whether a unit consists of all records that share a value of a column."""
         return self.unit != EXAMPLE
 
     def delta_for(self, num_examples: int, rule: str) -> float:

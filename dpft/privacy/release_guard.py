@@ -132,7 +132,7 @@ class HeldState:
         self.begin()
 
     def begin(self) -> None:
-        """Read the counters; ``check`` compares with them."""
+        """Read the counters, with which ``check`` compares later values."""
         self._versions = self._read()
 
     def _read(self) -> list[tuple[int, int]] | list[int]:

@@ -178,7 +178,7 @@ def check_classes(labels: Sequence[str]) -> None:
 
 
 def class_number(labels: Sequence[str], value: Any, what: str, *, key: str) -> float:
-    """Return the number of the class that a value gives by name or number.
+    """Return the number of a class, given its name or number.
 
     Args:
         labels: Names of the classes, in the order of their numbers.

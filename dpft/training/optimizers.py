@@ -8,7 +8,7 @@ papers:
 - ``adamw``, ``adam``: the optimizers of torch; on the private gradient, DP-Adam (Li et al. 2022,
   section 3.1);
 - ``adafactor``: Adafactor as in T5, used by Ponomareva et al. 2022;
-- ``sgd``: gradient descent of torch, on the private gradient DP-SGD (Abadi et al. 2016).
+- ``sgd``: torch's gradient descent; with private gradients, this is DP-SGD (Abadi et al. 2016).
 """
 
 import math

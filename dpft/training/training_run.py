@@ -104,8 +104,8 @@ class TrainingRun:
     resume_point: ResumePoint | None = None
     """The point at which the run was interrupted; None for a new run, or on a rank other than 0."""
     digests_at_start: Mapping[str, str] | None = None
-    """Digests of the model's state before it ran on any record, on rank 0; None if it has
-    not run."""
+    """Digests of the model's state before its first record, on rank 0; None if it has read no
+    record."""
     epsilon_so_far: EpsilonSoFar | None = None
     """Computes the epsilon spent by a number of steps, for progress; None if it is not shown."""
     listeners: list[StepListener] = field(default_factory=list)

@@ -258,7 +258,7 @@ def calls_around(
     batch: Any,
     rows_per_unit: int,
 ) -> dict[str, Calls]:
-    """Return how the modules with trainable parameters, and the modules around them, are called."""
+    """Return the calls of the modules with trainable parameters, and of the modules around them."""
     paths = {around for owner in parameters.owners for around in _chain(owner.path)}
     return observe_calls(model, losses_of, batch, sorted(paths), rows_per_unit)
 
