@@ -1,6 +1,7 @@
 """Conversations, from rows to generated rows, under a chat template that does not accept all."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ CHAT = (
     "train.expected_batch_size=8", "train.steps=2", "privacy.eps=8", "privacy.accountant=rdp",
     "decode.max_new_tokens=4", "decode.num_beams=2",
 )  # fmt: skip
+TAGS = re.compile("</?think>")
 ROWS, BAD = 24, (4, 7)
 """How many rows there are, and the lines of those that the template does not accept."""
 
@@ -129,10 +131,11 @@ def test_thinking_tags_of_the_template_are_in_no_text(workspace: Workspace) -> N
     (predictions,) = (workspace.root / "think" / "private").glob("predictions*.jsonl")
     first = json.loads(predictions.read_text().splitlines()[0])
     assert first["prediction"].startswith("Yes"), first
-    assert "think" not in predictions.read_text()
-    outcome = workspace.run("generate", "run=think", "prompts=asked.jsonl", "to=think.jsonl")
+    assert not TAGS.search(predictions.read_text())
+    asked = ("prompts=asked.jsonl", "to=think.jsonl", "decode=greedy")
+    outcome = workspace.run("generate", "run=think", *asked)
     assert outcome.code == 0, outcome.err
-    assert "think" not in (workspace.root / "think.jsonl").read_text()
+    assert not TAGS.search((workspace.root / "think.jsonl").read_text())
 
 
 def test_a_run_that_resumes_on_a_later_day_reads_the_day_of_its_beginning(
