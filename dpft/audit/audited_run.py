@@ -66,8 +66,8 @@ class Scorer:
     """The model, on its device."""
     encoding: Encoding
     batch_size: int
-    """Number of records of the maximum length that are processed at once; batches of shorter
-    records contain more of them."""
+    """Number of records of the maximum length that are processed at once. If the records are
+    shorter, a batch contains more records."""
 
     def log_likelihoods(self, records: Sequence[Record]) -> list[float]:
         """Return the log-likelihood of the learned part of each record, in nats, in order.
@@ -102,7 +102,7 @@ def trained(run: AuditedRun, batch_size: int) -> Scorer:
 
 
 def untrained(run: AuditedRun, batch_size: int) -> Scorer:
-    """Return a scorer with the model before training, which is as public as its source."""
+    """Return a scorer with the model before training, which is public if its source is public."""
     encoding = trained_model_of_run(run.folder, run.config).encoding(
         run.config.task, max_new_tokens=None
     )
@@ -247,7 +247,7 @@ def kept_canaries(run: AuditedRun, kind: str, wanted: int, *, noun: str) -> list
 
 
 def planned_trade_off(folder: Path) -> TradeOff | None:
-    """Return the trade-off curve of the noisy steps that a run took, by its plan.
+    """Return the trade-off curve of a run's noisy steps, computed from the run's plan.
 
     If the plan was deleted with the run's checkpoints, log a warning and return None.
     """
@@ -306,7 +306,7 @@ def _trained_places(
 
 
 def _check_fingerprint(run: Path, rows: EncodedRows, units: list[list[int]] | None) -> None:
-    """Reject the records if their fingerprint differs from that of the run's training records.
+    """Reject records whose fingerprint differs from the one of the run's training records.
 
     Without the fingerprint, accept any records.
     """

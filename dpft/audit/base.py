@@ -52,15 +52,15 @@ class Finding:
     parts: Sequence[Grid | str] = ()
     """Tables and sentences to print instead of ``rows``."""
     files: Sequence[str] = ()
-    """Sentences that name the files that the audit itself has written; empty if the command must
-    write ``record``."""
+    """Sentences that name the files that the audit has written. If there are none, the command
+    writes ``record``."""
     notes: Sequence[str] = ()
     """Sentences that are necessary to interpret the numbers."""
     figures: Mapping[str, str] = field(default_factory=dict)
     """Plots as SVG, by name. They are private unless ``released`` is set."""
     released: GuessesInShort | ExposureTable | None = None
     """Results that the run's report shows together with the figures. They must depend only on
-    canaries and public information. None: the report shows nothing."""
+    canaries and public information. If None, the report shows nothing."""
 
 
 class Audit(Section, ABC):

@@ -215,8 +215,8 @@ def fit_skew_normal(sample: ArrayLike) -> SkewNormal:
     """Return the maximum-likelihood skew-normal distribution of several log-perplexities.
 
     Args:
-        sample: Log-perplexities of uniformly drawn suffixes, shape (s,), in bits; those of all
-            suffixes if there are not too many to score.
+        sample: Log-perplexities of uniformly drawn suffixes, shape (s,), in bits. If all suffixes
+            can be scored, pass the log-perplexities of all of them.
 
     Raises:
         InputError: There are fewer than ``FEWEST_SUFFIXES`` values, a value is not finite, or all

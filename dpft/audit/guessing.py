@@ -44,8 +44,8 @@ this order:
 The best number of guesses is not known beforehand. The tests therefore try a list of numbers that
 depends only on m, each at a confidence that is corrected for all of them (Bonferroni). Several
 canaries can have the same score. If a tie contains more canaries than remaining guesses, the
-guesses go to the canaries for which they are wrong. A bound is therefore never larger than if the
-tie had been broken without knowledge of the coins.
+guesses are assigned first to the canaries for which they are wrong. A bound is therefore never
+larger than if the tie had been broken without knowledge of the coins.
 
 >>> round(epsilon_lower_bound(Outcome(canaries=1000, guesses=100, correct=75), delta=1e-4), 3)
 0.673
@@ -69,7 +69,7 @@ from dpft.errors import InputError
 from dpft.privacy.accounting.gdp import gaussian_epsilon
 
 CHOICES = 10
-"""Number of different numbers of guesses that an audit tries."""
+"""Number of guess counts that an audit tries (``guess_counts``)."""
 FEWEST = 1 / 20
 """Smallest number of guesses to try, as a share of the canaries."""
 DEVIATIONS = 3.0
@@ -126,7 +126,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class LowerBound:
-    """The largest of the lower bounds for an audit's numbers of guesses.
+    """The largest lower bound of epsilon over the guess counts that an audit tries.
 
     Attributes:
         epsilon_lower: The largest lower bound, at ``confidence``.
@@ -134,7 +134,7 @@ class LowerBound:
         correct: Number of right guesses among them.
         canaries: Number of canaries.
         confidence: Confidence of ``epsilon_lower``, corrected for all tried numbers of guesses.
-        choices: How many numbers of guesses were tried.
+        choices: Number of guess counts that were tried.
         largest_epsilon_lower: The largest bound that is possible with this number of canaries.
         outcomes: The outcome of each number of guesses, from the most to the fewest.
         epsilons: The lower bound for each of ``outcomes``; all hold together at ``confidence``.
@@ -170,7 +170,7 @@ class Contradiction:
         correct: Number of right guesses among them.
         canaries: Number of canaries.
         confidence: The requested confidence.
-        choices: How many numbers of guesses were tried.
+        choices: Number of guess counts that were tried.
     """
 
     contradicted: bool
@@ -196,9 +196,9 @@ def best_lower_bound(
     Args:
         scores: Score of each canary, shape (m,); higher if the canary is more likely included.
         included: Coin of each canary, shape (m,), booleans.
-        delta: The delta of the guarantee that epsilon belongs to, in [0, 1).
+        delta: Delta of the (epsilon, delta) guarantee, in [0, 1).
         confidence: Confidence of the bound, in (0, 1), after correction for ``choices``.
-        choices: Length of the list of numbers of guesses.
+        choices: Number of guess counts to try.
         gaussian: Whether to assume that the mechanism's curve is Gaussian.
 
     Guarantees:
@@ -239,7 +239,7 @@ def find_contradiction(
     confidence: float = 0.95,
     choices: int = CHOICES,
 ) -> Contradiction:
-    """Return whether the scores are possible under a trade-off curve, for example that of the plan.
+    """Return whether the scores are possible under a trade-off curve, such as the plan's curve.
 
     Guarantees:
         A mechanism with a curve that is nowhere below ``trade_off`` is contradicted with a
@@ -261,8 +261,8 @@ def find_contradiction_independent(
 ) -> Contradiction:
     """Return whether the accuracy of guesses about all canaries is possible under a curve.
 
-    The test requires a guess about every canary. An attack that guesses only some coins selects
-    those that are most certain, which raises its accuracy.
+    The test requires a guess about every canary. An attack that guesses only some coins selects the
+    most certain guesses, which raises its accuracy.
 
     Guarantees:
         Suppose that canaries do not mix and that the mechanism's curve is nowhere below
@@ -297,7 +297,7 @@ def epsilon_lower_bound(outcome: Outcome, *, delta: float, confidence: float = 0
 
     Args:
         outcome: Outcome of guesses; their number was fixed independently of the coins.
-        delta: The delta of the guarantee that epsilon belongs to, in [0, 1).
+        delta: Delta of the (epsilon, delta) guarantee, in [0, 1).
         confidence: Confidence of the bound, in (0, 1).
 
     Guarantees:
@@ -375,7 +375,7 @@ def epsilon_lower_if_gaussian(outcome: Outcome, *, delta: float, confidence: flo
 
 
 def is_impossible(trade_off: TradeOff, outcome: Outcome, chance: float) -> bool:
-    """Return whether as many right guesses or more cannot have the probability ``chance``."""
+    """Return whether ``chance`` is impossible as the probability of so many right guesses."""
     guesses, correct = outcome.guesses, outcome.correct
     most = guesses / outcome.canaries * (1 + ROUNDING)
     right = chance * correct / outcome.canaries
@@ -450,7 +450,7 @@ def count_right(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Return the numbers of right guesses among the first k guesses "in" and "out", and the split.
 
-    Among canaries with equal scores, those for which the guess is wrong come first.
+    Among canaries with equal scores, the canaries with a wrong guess come first.
 
     Returns:
         Three values: the number of included canaries among the k highest scores, shape (m + 1,) for
@@ -490,7 +490,7 @@ def count_right(
 
 
 def _split(ascending: NDArray[np.float64]) -> int:
-    """Return the number of scores that count as low: those below the widest gap near the middle.
+    """Return the number of scores below the widest gap near the middle, which count as low.
 
     A gap is near the middle if it is within ``DEVIATIONS`` standard deviations of the number of
     coins on one side. If several gaps are equally wide, the gap nearest to the middle is used.

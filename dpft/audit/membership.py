@@ -1,9 +1,9 @@
 """The audit ``audit=membership``: whether attacks distinguish training records from other records.
 
-The attacks use the loss (Yeom et al. 2018), and the loss compared with that of the model before
-fine-tuning. With reference runs, they also include RMIA (Zarifzadeh et al. 2024) and LiRA (Carlini
-et al. 2022). All findings are private, because the score of a record depends on the record and no
-epsilon covers the score.
+One attack uses the loss of a record (Yeom et al. 2018). Another attack compares it with the loss of
+the model before fine-tuning. With reference runs, there are also RMIA (Zarifzadeh et al. 2024) and
+LiRA (Carlini et al. 2022). All findings are private, because the score of a record depends on the
+record and no epsilon covers the score.
 
 Score functions take log-likelihoods of records in nats, shape (n,), or (k, n) for k reference
 models. They return a score for each record, shape (n,), which is higher if the record is more
@@ -168,7 +168,7 @@ class MembershipAudit(Versioned):
     non_members: AtLeastOne
     """Number of records that were not trained on."""
     non_members_of: str
-    """Split that the records that were not trained on are from."""
+    """Name of the split that contains the records that were not trained on."""
     reference_runs: Count
     """Number of reference runs that the attacks used."""
     attacks: Mapping[str, Attack]

@@ -83,8 +83,9 @@ class MemorizationConfig(Audit):
     hidden: HiddenPart | None = None
     """Part of the record that the model must generate: the tokens after the prefix (continuation),
     or hidden spans (spans). spans hides 15 % of the tokens, three in a row on average, as in T5. It
-    requires a corpus trained with span_corruption or mlm. null: spans for these two, continuation
-    for all others. Table 3 of Ponomareva et al. 2022 uses continuation for span_corruption, too."""
+    requires a corpus trained with span_corruption or mlm. null selects spans for these two
+    objectives, and continuation for all others. Table 3 of Ponomareva et al. 2022 uses continuation
+    for span_corruption, too."""
     limit: AtLeastOne = 1000
     """Maximum number of records of each set, selected at even spacing."""
 
@@ -194,7 +195,7 @@ def import_extra(module: str) -> ModuleType:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """A span of a record, which follows a prefix or is hidden, and the model's output for it."""
+    """A span of a record that the model must generate, and the model's output for this span."""
 
     continuation: tuple[int, ...]
     """Tokens of the span in the record; at least one."""

@@ -3,9 +3,9 @@
 A secret coin decided whether each canary was trained on. If an attacker guesses more coins
 correctly than epsilon allows, the true epsilon is larger (Steinke, Nasr and Jagielski 2023).
 ``dpft.audit.guessing`` computes three bounds: for any mechanism, for a Gaussian mechanism, and
-for the mechanism of the run's own plan. The last one detects a mechanism that differs from the
-planned one, even if its epsilon still holds. Several kinds of attackers (`View`) share the
-confidence.
+for the mechanism of the run's own plan. The last bound detects a mechanism that differs from the
+planned mechanism, even if the reported epsilon still holds. If there are several kinds of attackers
+(`View`), the confidence is corrected for their number.
 """
 
 from collections.abc import Sequence
@@ -63,8 +63,8 @@ class OneRunConfig(Audit):
     mechanism_confidence: Annotated[float, Field(gt=0, lt=1)] = 0.995
     """Confidence level for reporting that the mechanism differs from the plan."""
     choices: AtLeastOne = 10
-    """How many numbers of guesses to try. Each is tested at a confidence of 1 - (1 - confidence) /
-    choices."""
+    """Number of guess counts to try. Each guess count is tested at a confidence of 1 - (1 -
+    confidence) / choices."""
     white_box: bool = True
     """Whether to use the scores of steps in addition to the model, if the run has recorded them."""
     batch_size: AtLeastOne = 64

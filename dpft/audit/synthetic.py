@@ -139,7 +139,7 @@ class SyntheticAudit(Versioned):
     note: str
     """Statement of who may see the result."""
     private: Literal[True] = True
-    """Always true, because the result compares with private records."""
+    """Always true, because the result contains comparisons with private records."""
     synthetic: str
     """Name of the file of synthetic records."""
     limit: AtLeastOne
@@ -187,7 +187,7 @@ def read_synthetic(
 
     Raises:
         InputError: The file is missing, is empty, has another format, or contains an invalid row.
-            Also if it contains the run's own records or belongs to another run.
+            The file contains the run's own records, or belongs to another run.
         StateError: The privacy statement next to the file is damaged.
     """
     if not file.name.endswith(tuple(FORMATS)) or not file.is_file():

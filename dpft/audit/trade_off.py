@@ -66,7 +66,7 @@ Rates = TypeVar("Rates", float, NDArray[np.float64])
 """A rate in [0, 1], or an array of rates."""
 
 LINES = 2000
-"""Number of tangents that bound a mechanism's curve. Their spacing costs less accuracy than the
+"""Number of tangents that bound a mechanism's curve. Their spacing causes a smaller error than the
 grid of the PLD."""
 LEAST_DELTA = 1e-9
 """Approximate delta of the steepest tangent."""

@@ -81,13 +81,13 @@ class Subcommand:
     reads_records: bool = True
     """Whether the message of an unexpected error may quote a record."""
     reads_rows_alone: bool = False
-    """Whether the command reads records only through ``dpft.data``, which notes the first read. For
-    any other command that reads records, they count as read from its start."""
+    """Whether the command reads records only through ``dpft.data``, which notes the first read. Any
+    other command with ``reads_records`` counts as having read records from its start."""
     takes_bare_words: bool = False
     """Whether ``expand`` turns arguments without a key into overrides."""
     configuration: Callable[[DictConfig, Words], Any] | None = None
-    """Function that makes the argument of ``run`` from the composed values and the overrides; None
-    passes the validated values themselves."""
+    """Function that makes the argument of ``run`` from the composed values and the overrides. If
+    None, ``run`` receives the validated values themselves."""
 
     def load(self, config: DictConfig, words: Words) -> Any:
         """Return the argument of ``run``."""
@@ -96,7 +96,7 @@ class Subcommand:
         return load(config, self.config)
 
     def keys(self, name: str) -> set[str]:
-        """Return the keys of the default composition of the configuration, and its groups."""
+        """Return the groups of the configuration, and the keys of its default composition."""
         folders = [config_directory()]
         command = composed_command(name, [], self.config, folders=folders)
         composed = command.keys()

@@ -155,7 +155,7 @@ def start_hydra(
             requeued_if_preempted(outcome, task),
             errors_reported(outcome, withhold=subcommand.reads_records),
         ):
-            refuse_several(name)  # Only now does a submitit task know its job's other tasks.
+            refuse_several(name)  # A submitit task now knows its job's other tasks.
             configuration = subcommand.load(config, composed_job().words)
             if subcommand.reads_records and not subcommand.reads_rows_alone:
                 note_records_read()

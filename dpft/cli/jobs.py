@@ -48,7 +48,7 @@ class EndedJob(Versioned):
     """Contents of private/exit_codes/NUMBER.json in a sweep's folder: the result of a job."""
 
     command: str
-    """Identifier that separates the jobs of a command from older ones in the same folder."""
+    """Identifier that separates the jobs of a command from older jobs in the same folder."""
     exit_code: int
     """Exit code as for a process."""
     folder: str
@@ -76,7 +76,7 @@ def exit_code_noted(outcome: ExitStatus, command: str) -> Iterator[None]:
 
     Args:
         outcome: The result of the job.
-        command: Identifier that separates the jobs of this command from older ones in the same
+        command: Identifier that separates the jobs of this command from older jobs in the same
             folder.
 
     Raises:
@@ -143,9 +143,10 @@ def _note(code: int, command: str) -> None:
 
 
 PREEMPT_SIGNAL = "SUBMITIT_PREEMPT_SIGNAL"
-"""Environment variable that sets another signal than USR2 for submitit."""
+"""Environment variable that replaces the signal USR2 of submitit by another signal."""
 GRACE = 60.0
-"""Seconds after SIGTERM within which Slurm sends the other signal of a preemption, or kills."""
+"""Seconds to wait after SIGTERM. Within this time, Slurm sends the preemption signal or kills the
+job."""
 
 
 @contextmanager
@@ -274,7 +275,7 @@ def sweep_folder() -> Path | None:
 
 
 def remove_empty_folders(job_folders: Iterable[Path] = ()) -> None:
-    """Delete the folders that this command created and that nothing was written to."""
+    """Delete the folders that this command created, unless something was written to them."""
     folders_of_jobs = list(job_folders)
     for root, uppermost in _new_roots:
         for job_folder in folders_of_jobs:

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     Args:
-        argv: The arguments after the name of the program; None uses those of the process.
+        argv: The arguments after the name of the program; None uses the arguments of the process.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     outcome = ExitStatus()
