@@ -1,8 +1,8 @@
 """Devices of any type that torch supports: detection, memory, precision, order of additions.
 
-All differences between device types are handled here, by ``torch.accelerator`` and by the module of
-each type. Such modules are ``torch.cuda`` (also for AMD devices), ``torch.xpu``, ``torch.mps``, or
-a module of another package. No other part of dpft names a device type.
+This module handles all differences between device types. It uses ``torch.accelerator`` and the
+module of each type: ``torch.cuda`` (also for AMD devices), ``torch.xpu``, ``torch.mps``, or a
+module of another package. No other part of dpft names a device type.
 
 >>> import torch
 >>> chosen_device("cpu"), device_name(torch.device("cpu"))
@@ -31,7 +31,7 @@ REDUCED_SUMS = (
     "allow_fp16_reduced_precision_reduction",
     "allow_fp16_accumulation",
 )
-"""Flags for matrix products of CUDA and AMD devices that allow sums in half precision."""
+"""Flags that allow matrix products on CUDA and AMD devices to add in half precision."""
 
 
 def accelerator() -> torch.device | None:
@@ -45,8 +45,8 @@ def chosen_device(word: str) -> torch.device | None:
     """Return the device for a configured name, or None if the machine has no such device.
 
     Args:
-        word: Either cpu; or accelerator or its type, such as cuda; or auto, which means the
-            accelerator if there is one, and otherwise the CPU.
+        word: One of cpu, accelerator, the type of an accelerator (such as cuda), or auto. auto
+            means the accelerator if there is one, and otherwise the CPU.
     """
     there = accelerator()
     if word == "cpu" or (word == "auto" and there is None):
@@ -101,7 +101,7 @@ def has_float64(device: torch.device) -> bool:
 
 
 def group_backends(device: torch.device | None) -> str:
-    """Return the communication backends of processes: through CPU memory, and between devices."""
+    """Return the names of torch's communication backends for CPU tensors and for device tensors."""
     if device is None:
         return "gloo"
     between: str = torch.distributed.get_default_backend_for_device(device)
@@ -126,7 +126,7 @@ def only_whole_precision() -> None:
 
 @contextmanager
 def whole_precision() -> Iterator[None]:
-    """Run the block as after ``only_whole_precision``, and restore the caller's settings.
+    """Run the block with the settings of ``only_whole_precision``, then restore the old settings.
 
     PyTorch uses TF32 by default for convolutions on accelerators. A training script may choose it
     for all products (``torch.set_float32_matmul_precision("high")``).
@@ -135,7 +135,7 @@ def whole_precision() -> Iterator[None]:
     reduced = {name: getattr(matmul, name) for name in REDUCED_SUMS}
     old = []
     for ask, choose in _OLD_WAYS:
-        with suppress(RuntimeError):  # Torch rejects the old getters after the new way was used.
+        with suppress(RuntimeError):  # Torch rejects old getters after new ones were used.
             old.append((choose, ask()))
     only_whole_precision()
     try:
@@ -164,7 +164,7 @@ _OLD_WAYS: Sequence[tuple[Any, Any]] = (
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (lambda: torch.backends.cudnn.allow_tf32, partial(setattr, torch.backends.cudnn, "allow_tf32")),
 )
-"""Getters and setters of the float32 precision, from before torch 2.9."""
+"""Getters and setters of the float32 precision in torch versions before 2.9."""
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
@@ -204,8 +204,8 @@ def add_in_one_order(device: torch.device, *, strictly: bool = False) -> None:
 
     Args:
         device: The device to compute on; nothing changes for a CPU.
-        strictly: Whether a kernel that has no fixed order raises an error, and attention kernels
-            use a fixed order. If False, such kernels add in any order, without an error.
+        strictly: If True, attention kernels use a fixed order, and a kernel without a fixed order
+            raises an error. If False, these kernels add in any order, without an error.
     """
     if device.type == "cpu":
         return
@@ -261,7 +261,7 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
 
 
 def seed_generator(device: torch.device, seed: int) -> None:
-    """Seed the random generator of an accelerator, from which its kernels draw."""
+    """Seed the random generator of an accelerator, which its kernels use."""
     module = torch.get_device_module(device)
     generators = getattr(module, "default_generators", None)
     if generators:

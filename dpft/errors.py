@@ -83,7 +83,7 @@ class InputError(DpftError, ValueError):
 
 
 class Faults:
-    """Collector of faults from several checks, which are then reported in a single error.
+    """Collector of faults from several checks, to report all of them in a single error.
 
     >>> faults = Faults()
     >>> with faults.gathering():
@@ -128,8 +128,8 @@ class StateError(DpftError, RuntimeError):
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error of any library means that memory was insufficient.
 
-    A check that tries whether a model runs on other rows must not mistake this error for a failure
-    of the model.
+    Some checks run a model on other rows to find out whether it supports them. They must not
+    mistake this error for a failure of the model.
     """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True

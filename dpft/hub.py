@@ -91,7 +91,7 @@ def upload(folder: Path, repository: str, *, private: bool, message: str) -> str
     """Upload all files of a folder to the Hugging Face Hub in one commit; return the address.
 
     Args:
-        folder: The folder; its files are added to those of the repository.
+        folder: The folder; its files are added to the files of the repository.
         repository: USER/NAME; the repository is created if it does not exist.
         private: Whether a new repository is private.
         message: Message of the commit.

@@ -1,4 +1,4 @@
-"""Digests of a released model's tensors, with which later commands recognize the model.
+"""Digests of a released model's tensors, so that later commands can recognize the model.
 
 A run's guarantee applies to the weights that it released. The file ``tensors.json`` next to the
 weights lists the digest of each tensor by name, so that a user who merges or exports the model can
@@ -20,20 +20,20 @@ from dpft.errors import StateError
 from dpft.run_folder import read_file, write_json
 
 TENSORS = "tensors.json"
-"""File in a model's folder with the digest of each tensor by name, and with the one digest of the
+"""File in a model's folder that contains the digest of each tensor by name, and a digest of the
 whole model."""
 WEIGHTS = "*.safetensors"
 ADAPTER = "adapter_config.json"
-"""Configuration file with which libraries load an adapter. It may name a base that differs from the
-weights in the same folder."""
+"""Configuration file that libraries read to load an adapter. It may name a base that differs from
+the weights in the same folder."""
 SETTINGS = (ADAPTER, "dpft_adapter.json")
 """Files that specify how an adapter is applied to its base."""
 ADDRESS, BASE = "base_model_name_or_path", "base"
-"""Key in the ``SETTINGS`` files that locates the base, and the subfolder for a base that is stored
-with its adapter. The value of the key for such a base changes when the folder moves, so the digest
-omits the key."""
+"""``ADDRESS`` is the key in the ``SETTINGS`` files that locates the base. ``BASE`` is the subfolder
+for a base that is stored with its adapter. The address of such a base changes when the folder
+moves, so the digest omits the key."""
 OTHER_WEIGHTS = (".bin", ".ckpt", ".h5", ".msgpack", ".pickle", ".pkl", ".pt", ".pth")
-"""Suffixes of other files with weights, which no run writes."""
+"""Suffixes of weight files in other formats. No run writes such files."""
 PIECE = 2**22
 """Number of bytes that are read from a file at once."""
 
@@ -115,7 +115,7 @@ def setting_digests(model: Path) -> dict[str, str]:
 
 
 def tensor_digests(model: Path) -> dict[str, str]:
-    """Return the SHA-256 of each tensor in a folder: of its type, its shape and its bytes.
+    """Return the SHA-256 of the type, shape and bytes of each tensor in a folder.
 
     Args:
         model: The folder; safetensors files in subfolders also belong to the model.
@@ -164,10 +164,10 @@ def _check_indexes(model: Path) -> None:
 
 
 def digests_in(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield name and digest of each tensor of one safetensors file, like ``tensor_digests``.
+    """Yield the name and the digest of each tensor of one safetensors file; see ``tensor_digests``.
 
-    A safetensors file has 8 bytes of length, a header in JSON, and the bytes of the tensors at the
-    offsets in the header.
+    The first 8 bytes of a safetensors file contain the length of the header. The header is in JSON
+    and states the offset of each tensor. The bytes of the tensors follow.
     """
     try:
         with path.open("rb") as file:

@@ -40,7 +40,8 @@ TOKENIZER = "tokenizer"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 """Configuration of a tokenizer, in the tokenizer's folder."""
 PROGRESS = "progress.jsonl"
-"""Steps, durations of ten steps or more, and scores of a public split during training."""
+"""Public progress of the training: the step, the duration of ten or more steps, and scores of a
+public split."""
 TRACKING = "tracking"
 """Folder of the files that trackers write on this machine."""
 HYDRA = ".hydra"
@@ -71,8 +72,8 @@ DIAGNOSTICS = f"{PRIVATE}/diagnostics.jsonl"
 BEGUN = f"{PRIVATE}/begun.json"
 """The day on which a run began, and the versions that it began with."""
 PRIVATE_PROGRESS = f"{PRIVATE}/{PROGRESS}"
-"""Lines of the progress record until the next boundary. They are private because the moment at
-which a line appears reveals a duration."""
+"""Lines of the progress record that become public at the next boundary. They are private until
+then, because the moment at which a line appears reveals a duration."""
 PRIVATE_METRICS, PRIVATE_REPORT = f"{PRIVATE}/{METRICS}", f"{PRIVATE}/{REPORT}"
 """The scores of private splits, and the number of scored inputs."""
 DATA_SUMMARY = f"{PRIVATE}/data_summary.md"
@@ -367,7 +368,7 @@ def _make_folder(folder: Path, mode: int) -> None:
 
 @contextmanager
 def hold_run(run: Path) -> Iterator[None]:
-    """Lock a run's folder inside the block, so that two processes never write to it."""
+    """Lock a run's folder inside the block, so that two processes never write to it at once."""
     descriptor = os.open(private_path(run, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -433,6 +434,6 @@ def runs_in(folder: Path) -> list[Path]:
             value=str(folder),
             hint="runs=outputs/DATE/TIME",
         )
-    return sorted(  # 2 comes before 10, and names that are not numbers before both.
+    return sorted(  # 2 comes before 10. Names that are not numbers come first.
         runs, key=lambda run: (int(run.name) if run.name.isdecimal() else -1, run.name)
     )

@@ -109,7 +109,7 @@ def members(annotation: Any) -> tuple[Any, ...]:
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the model of a field, the first of a union; None if the field has another type."""
+    """Return the first model class among the types of a field, or None if there is none."""
     return next((member for member in members(annotation) if _is_model(member)), None)
 
 
@@ -122,7 +122,7 @@ BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "of at l
 
 
 def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """Return a type as help and errors print it.
+    """Return the text for a type in help and in errors.
 
     >>> type_text(str | tuple[str, ...] | None)
     'str | list[str] | null'
@@ -157,7 +157,7 @@ def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
 
 
 class Versioned(StrictModel):
-    """A file, or an answer, with the version of its schema."""
+    """Base class of files and command outputs that contain the version of their schema."""
 
     schema_version: Literal[2] = 2
     """Version of the schema. A reader rejects other versions."""

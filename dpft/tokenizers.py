@@ -79,7 +79,7 @@ class WordHistogram:
 
 
 def bounded_counts(words: Iterable[str], caps: Caps) -> dict[str, int]:
-    """Return the contribution of one unit to the count of each of its words, in ``RESOLUTION``."""
+    """Return one unit's contribution to the count of each word, in multiples of ``RESOLUTION``."""
     counts = {
         word: min(count, caps.linf) for word, count in Counter(islice(words, caps.words)).items()
     }
@@ -154,10 +154,10 @@ OF_PIECES = ("vocab_size", "algorithm", "sentinels")
 
 
 class TokenizerConfig(Section):
-    """How words are counted and the vocabulary is trained on the counts; all of it is public."""
+    """Settings for counting words and for training the vocabulary; all of them are public."""
 
     vocab_size: Annotated[int, Field(ge=1, le=MOST_PIECES, examples=[8000])]
-    """Number of pieces of the vocabulary; for char, the maximum number. Special tokens and
+    """Number of pieces of the vocabulary. For char, this is the maximum number. Special tokens and
     sentinels are added to this number."""
     algorithm: Literal["unigram", "bpe", "char"] = UNIGRAM
     """unigram, as in T5; bpe; or char, with one piece per character."""
@@ -203,7 +203,7 @@ def train_pieces(histogram: Path, out: Path, *, vocab_size: int, algorithm: str)
     """Return the pieces that a separate process trains on a histogram.
 
     Raises:
-        VocabularyError: The words are too few for so many pieces, or require more pieces.
+        VocabularyError: The words do not allow so many pieces, or they require more pieces.
         RunError: The process failed for another reason.
     """
     # Pass only the file name, because SentencePiece splits paths at commas.
@@ -296,8 +296,8 @@ def is_special(word: str) -> bool:
 def save_tokenizer(folder: Path, pieces: Pieces, *, algorithm: str, sentinels: int) -> int:
     """Write the folder of the tokenizer and return its number of tokens.
 
-    The ids are those of T5: 0 for padding, 1 for the end of a text, 2 for unknown tokens, then the
-    pieces, then the sentinels.
+    The ids are the same as in T5: 0 for padding, 1 for the end of a text, 2 for unknown tokens,
+    then the pieces, then the sentinels.
     """
     from transformers import T5Tokenizer
 

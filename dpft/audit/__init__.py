@@ -1,1 +1,1 @@
-"""Audits: attacks on finished runs, whose results are compared with the epsilon in the report."""
+"""Audits: attacks on finished runs, to compare their results with the epsilon in the report."""

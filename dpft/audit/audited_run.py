@@ -145,8 +145,8 @@ def read_run_records(run: Path, config: TrainConfig, encoding: Encoding) -> RunR
     """Return the records that a run was trained on, and other records.
 
     Raises:
-        InputError: The training records cannot be read or differ from those of the run, or a key in
-            private/ that identifies them is missing.
+        InputError: The training records cannot be read or differ from the run's records, or a key
+            in private/ that identifies them is missing.
         StateError: A file in private/ is damaged.
     """
     data = load_training_data(config, encoding.check)
@@ -306,7 +306,7 @@ def _trained_places(
 
 
 def _check_fingerprint(run: Path, rows: EncodedRows, units: list[list[int]] | None) -> None:
-    """Reject records whose fingerprint differs from the one of the run's training records.
+    """Reject records if their fingerprint differs from the fingerprint of the run's records.
 
     Without the fingerprint, accept any records.
     """

@@ -3,7 +3,7 @@
 The method is from Carlini et al. 2019, "The secret sharer" (arXiv 1802.08232). A canary is a fixed
 prefix and a random suffix from a set R. The model assigns every suffix in R a log-perplexity in
 bits, which is summed over its tokens and lower for more likely suffixes. Exposure is log2 |R| -
-log2 rank. The rank is the number of suffixes whose log-perplexity is at most that of the canary. A
+log2 rank. The rank is the number of suffixes with at most the log-perplexity of the canary. A
 canary that was never trained on has a uniformly distributed rank: P(exposure >= x) = 2^-x, with
 mean 1 / ln 2 = 1.4427 bits. A canary trained on once under (eps, delta)-differential privacy has
 P(exposure >= x) <= e^eps 2^-x + delta.

@@ -42,9 +42,9 @@ this order:
    stochastically at most binomial. The same 841 right guesses then rule out mu < 1.84.
 
 The best number of guesses is not known beforehand. The tests therefore try a list of numbers that
-depends only on m, each at a confidence that is corrected for all of them (Bonferroni). Several
-canaries can have the same score. If a tie contains more canaries than remaining guesses, the
-guesses are assigned first to the canaries for which they are wrong. A bound is therefore never
+depends only on m. The confidence of each test is corrected for the number of tests (Bonferroni).
+Several canaries can have the same score. If a tie contains more canaries than remaining guesses,
+the guesses are assigned first to the canaries for which they are wrong. A bound is therefore never
 larger than if the tie had been broken without knowledge of the coins.
 
 >>> round(epsilon_lower_bound(Outcome(canaries=1000, guesses=100, correct=75), delta=1e-4), 3)
@@ -136,7 +136,7 @@ class LowerBound:
         confidence: Confidence of ``epsilon_lower``, corrected for all tried numbers of guesses.
         choices: Number of guess counts that were tried.
         largest_epsilon_lower: The largest bound that is possible with this number of canaries.
-        outcomes: The outcome of each number of guesses, from the most to the fewest.
+        outcomes: The outcome for each guess count, from the largest to the smallest.
         epsilons: The lower bound for each of ``outcomes``; all hold together at ``confidence``.
     """
 
@@ -318,7 +318,7 @@ def _epsilon_lower_bound(outcome: Outcome, delta: float, level: float) -> float:
 def p_value_of_epsilon(outcome: Outcome, delta: float) -> Callable[[float], float]:
     """Return a function from epsilon to an upper bound of the p-value under (eps, delta)-DP.
 
-    The p-value is the probability of at least as many right guesses.
+    The p-value is the probability of at least this many right guesses.
     """
     guesses, correct = outcome.guesses, outcome.correct
     added = 2 * outcome.canaries * delta

@@ -64,7 +64,7 @@ NO_NEAR = {
     "valid_in_train": "no record that was not trained on is near to one that was",
     "valid_unique": "every record that was not trained on is near to one that was",
 }
-"""Reason why a set is empty although its records were read."""
+"""For each set: reason why it is empty although its records were read."""
 
 
 @AUDITS.register("memorization")

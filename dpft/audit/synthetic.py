@@ -147,7 +147,7 @@ class SyntheticAudit(Versioned):
     released: tuple[Comparison, ...]
     """Tables that depend only on the synthetic records and on published records."""
     compared: tuple[Comparison, ...]
-    """All tables, including those that compare with private records."""
+    """All tables, including tables that compare with private records."""
     remarks: tuple[str, ...]
     """Comparisons that were not made and the reasons, one sentence each."""
     epsilon: NotNegative | None = None

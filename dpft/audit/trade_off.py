@@ -43,7 +43,7 @@ class Share(StrictModel):
 
 
 class OperatingPoint(StrictModel):
-    """An attack at the lowest threshold within a limit."""
+    """Rates of an attack at the lowest threshold within a limit of the false positive rate."""
 
     limit: float
     """Largest false positive rate allowed."""

@@ -1,4 +1,4 @@
 """The command line: the subcommands and their connection to Hydra."""
 
 SHELL_COMPLETION = ("--shell-completion", "-sc")
-"""Hydra's flags with which a shell requests completions. They may replace the subcommand."""
+"""Flags of Hydra that a shell passes to request completions. They may replace the subcommand."""

@@ -105,7 +105,7 @@ def swept_jobs(sweep: Path, command: str) -> list[SweptJob]:
 
 
 def say_where_jobs_speak(jobs: Sequence[SweptJob]) -> None:
-    """Print where to find the error messages of failed jobs whose output is not shown here."""
+    """Print the location of the error messages of failed jobs whose output is not shown here."""
     for job in jobs:
         if job.exit_code and job.log is not None:
             say(f"the job in {job.folder} failed with exit code {job.exit_code}; see {job.log}")

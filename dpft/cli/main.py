@@ -26,7 +26,8 @@ SUBCOMMANDS = {
     "list": "list tasks, models, methods, recipes or metrics",
     "doctor": "check whether dpft can train on this machine",
 }
-"""Name and purpose of each subcommand; ``dpft.cli.commands`` defines what each one does."""
+"""Name and purpose of each subcommand; ``dpft.cli.commands`` defines the work of each
+subcommand."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

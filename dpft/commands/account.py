@@ -1,6 +1,6 @@
 """``dpft account``: compute epsilon from noise, or noise from epsilon.
 
-Without ``run=`` or ``runs=``, the command needs no run and takes its numbers from the command line.
+Without ``run=`` or ``runs=``, the command needs no run and reads its numbers from the command line.
 With either of them, ``account_runs`` recomputes epsilon from the ledgers of the runs. Each answer
 consists of a table to print and a record for programs.
 """
@@ -49,12 +49,12 @@ logger = logging.getLogger(__name__)
 
 
 class CostOfNumbers(AccountingReport, Versioned):
-    """Privacy cost of numbers that the user gave."""
+    """Privacy cost computed from numbers that the user gave."""
 
     private: Literal[True] = True
     """Always true, because noise is added."""
     delta_source: DeltaSource
-    """Origin of delta: given, or published for 1/(2n) as in the papers."""
+    """Origin of delta: given by the user, or published, which means 1/(2n) as in the papers."""
     steps: AtLeastOne
     """Number of planned noisy steps. With banded noise, epsilon is computed for the smaller number
     of steps in ``mechanism``."""

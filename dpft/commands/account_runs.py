@@ -68,9 +68,9 @@ class LedgerAsRead(LedgerHead):
     torn: bool
     """Whether the run was interrupted while it wrote a line."""
     end: str
-    """Evidence that no step is missing at the end, or unproven."""
+    """Evidence that no step is missing at the end of the ledger; unproven without evidence."""
     head_checked: Literal[True] | None = None
-    """With ``head=``: the head of the ledger equals the given one."""
+    """True if the head of the ledger equals the value of ``head=``; absent without ``head=``."""
 
 
 class RunCost(EpsilonBound, Versioned):

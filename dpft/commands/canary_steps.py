@@ -82,7 +82,7 @@ def check_white_box(model: "PreTrainedModel") -> None:
 
 
 def summed_gradients(model: "PreTrainedModel", batches: Sequence[Batch]) -> list[Tensor]:
-    """Return the sum of the canaries' gradients in each table, which depends on no coin flip."""
+    """Return the sum of all canaries' gradients in each table. No sum depends on a coin flip."""
     moved = tables(model)
     sums = [torch.zeros_like(table) for table in moved]
     with evaluation_mode(model), torch.enable_grad():
@@ -119,7 +119,7 @@ def own_lengths(rows: Sequence[Tensor], owners: Tensor, canaries: int) -> Tensor
 
     Args:
         rows: For each table, the summed gradients of these words' embeddings without the common
-            component. Other canaries contribute almost nothing to them.
+            component. Other canaries contribute almost nothing to these gradients.
         owners: Index of the canary that contains each word.
         canaries: Number of canaries, m.
     """
@@ -207,9 +207,10 @@ def sums(scores: StepScores) -> list[float]:
 def differences(scores: StepScores) -> list[float]:
     """Return the weighted sum of each canary's squared score differences, shape (m,).
 
-    The differences are those between consecutive steps. Noise that both steps share cancels, and
-    the canaries that took part in only one of the steps remain. Each difference is divided by the
-    variance of all canaries' differences, so pairs of steps whose noise cancels dominate the sum.
+    The differences are between the scores of consecutive steps. Noise that both steps share
+    cancels, and only the effect of canaries that took part in one of the steps remains. Each
+    difference is divided by the variance of all canaries' differences, so pairs of steps whose
+    noise cancels dominate the sum.
     """
     apart = _centered_scores(scores.before[1:] - scores.before[:-1])
     return [float(score) for score in (apart / _variances(apart)).square().sum(dim=0)]
@@ -224,7 +225,7 @@ def _centered_scores(rows: Tensor) -> Tensor:
 
 
 def step_lines(path: Path) -> Iterator[tuple[WhiteBoxLine, str]]:
-    """Yield the scores of each step and the line they are from; skip an incomplete last line."""
+    """Yield the scores of each step and their line in the file; skip an incomplete last line."""
     if not path.exists():
         return
     *lines, _ = path.read_text(encoding="utf-8").split("\n")
@@ -342,9 +343,9 @@ class WhiteBoxListener:
     def before(self, noisy: Sequence[Tensor]) -> Tensor:
         """Return the inner product of the noisy gradient with each canary's initial gradient.
 
-        The initial gradient is the one before training. The product is divided by the norm of this
-        gradient, as in ``scores``. The direction is the same at every step, so noise that two steps
-        share contributes the same number to both scores.
+        The initial gradient is the gradient before training. The product is divided by the norm of
+        this gradient, as in ``scores``. The direction is the same at every step, so noise that two
+        steps share contributes the same number to both scores.
         """
         products = torch.zeros_like(self.lengths)
         for table_rows, direction in zip(noisy, self.directions, strict=True):

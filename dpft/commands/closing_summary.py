@@ -145,7 +145,7 @@ def _is_better(name: str, value: float | None, before: float | None) -> bool:
 
 
 def _relative(folder: Path) -> Path:
-    """Return a folder relative to the working directory if the folder is inside."""
+    """Return a folder relative to the working directory if the folder is inside it."""
     here, whole = Path.cwd(), Path(os.path.abspath(folder))
     return whole.relative_to(here) if whole.is_relative_to(here) else folder
 
@@ -175,8 +175,8 @@ def ending_lines(folder: Path, task: Task) -> list[str]:
 def _if_nothing_was_learned(record: RunRecord) -> list[str]:
     """Return a warning if no public score of a split is above its baseline.
 
-    One baseline is the model before training. If a run has a single split with an accuracy, always
-    answering the most frequent class is a second baseline for it.
+    One baseline is the model before training. If a run has a single split with an accuracy, the
+    second baseline for it is to always answer the most frequent class.
     """
     stages: dict[tuple[str, str], dict[str, Mapping[str, float]]] = {}
     for entry in record.evaluations:

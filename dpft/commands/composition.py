@@ -1,9 +1,10 @@
 """Composition of the privacy cost of several runs, and of a run with its tokenizer.
 
-Ponomareva et al. 2022, Appendix C, adds the epsilon of a private tokenizer to that of training. The
-composition here is tighter. PLD composes the Gaussian mechanism of the tokenizer's histogram with
-the sampled Gaussian mechanisms of training, at the sum of both deltas. The threshold of the
-histogram first takes half of the tokenizer's delta. Importing this module does not import torch.
+Ponomareva et al. 2022, Appendix C, adds the epsilon of a private tokenizer to the epsilon of
+training. The composition here is tighter. PLD composes the Gaussian mechanism of the tokenizer's
+histogram with the sampled Gaussian mechanisms of training, at the sum of both deltas. Half of the
+tokenizer's delta is first reserved for the threshold of the histogram. Importing this module does
+not import torch.
 """
 
 import hashlib
@@ -131,7 +132,7 @@ def account_together(
 
 
 def delta_together(runs: Sequence[SpentRun]) -> float:
-    """Return the delta of a composition: the smallest delta of the runs, plus that of tokenizers.
+    """Return the delta of a composition: the smallest delta of the runs, plus tokenizers' deltas.
 
     The delta of a tokenizer is added, because its threshold always uses half of that delta.
     """
@@ -146,10 +147,10 @@ def delta_together(runs: Sequence[SpentRun]) -> float:
 
 
 def spent_beside(runs: Sequence[SpentRun]) -> list[tuple[SpentRun, SpentBefore]]:
-    """Return the tokenizers and histograms that plans name and that are not among the runs.
+    """Return the tokenizers and histograms that plans name, unless they are among the runs.
 
-    Each appears once, together with a run whose plan names it. Its cost adds to the cost of the
-    runs.
+    Each tokenizer or histogram appears once, together with a run whose plan names it. Its cost adds
+    to the cost of the runs.
 
     Raises:
         StateError: A named run is among the runs, but its ledger is not the ledger that the plan
@@ -201,7 +202,7 @@ def check_same_unit(runs: Sequence[SpentRun]) -> None:
     first = runs[0]
     for run in runs[1:]:
         names = ["unit", "neighboring_relation"]
-        # Runs whose unit is the same column protect the same unit, however many records they use.
+        # Runs with the same unit column protect the same unit, regardless of the number of records.
         definitions = (first.plan.unit_definition, run.plan.unit_definition)
         if first.plan.unit == EXAMPLE and None not in definitions:
             names.append("unit_definition")
@@ -264,12 +265,13 @@ PUBLIC_TOKENIZER = (
 
 
 def tokenizer_of(config: TrainConfig) -> SpentRun | None:
-    """Return the privacy cost of a private run's tokenizer, or None if it has none with a ledger.
+    """Return the privacy cost of a private run's tokenizer, or None without a tokenizer's ledger.
 
     Raises:
         InputError: The tokenizer does not exist, its noise was predictable, it protects another
             unit than the run, or it lacks a required ledger.
-        StateError: The ledger is damaged, or the tokenizer is not the one that its run made.
+        StateError: The ledger is damaged, or the tokenizer differs from the tokenizer that its run
+            made.
     """
     guarantee, tokenizer = config.privacy.guarantee, config.model.tokenizer
     if guarantee is None or tokenizer is None:

@@ -1,9 +1,8 @@
 """``dpft doctor``: check whether dpft can train on this machine and which extras are missing.
 
-Training needs Python and the required packages in their version ranges, a PyTorch that computes,
-and a writable working folder. The version ranges come from the metadata of the installed dpft.
-Packages other than torch are not imported, so a broken installation is reported instead of raising
-an error.
+Training needs Python and the required packages in their version ranges, a working PyTorch, and a
+writable working folder. The version ranges come from the metadata of the installed dpft. Packages
+other than torch are not imported, so a broken installation is reported instead of raising an error.
 """
 
 import os
@@ -26,7 +25,7 @@ from dpft.strict_model import StrictModel, Versioned
 
 
 class DoctorConfig(Section):
-    """``dpft doctor``, conf/doctor.yaml."""
+    """Configuration of ``dpft doctor``, conf/doctor.yaml."""
 
     output: Output = "table"
     """Output format: table for people, or json for one object on stdout."""
@@ -51,7 +50,7 @@ class Doctor(Versioned):
     can_train: bool
     """Whether all essential checks succeeded."""
     checks: tuple[Check, ...]
-    """All checks, the essential ones first."""
+    """All checks; essential checks come first."""
 
 
 OK: Final = "ok"
@@ -61,7 +60,7 @@ EXTRAS = ("metrics", "tracking", "vision", "audit", "quantization", "synthesis",
 
 
 def examine() -> Doctor:
-    """Return all checks, the essential ones first."""
+    """Return all checks; essential checks come first."""
     checks = (
         *package_checks(),
         device_check(),

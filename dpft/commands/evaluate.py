@@ -107,7 +107,7 @@ def evaluate(
                 ranks=ranks,
             )
 
-        # 3. The files. The other ranks have finished, so they wait for nothing here.
+        # 3. The files. The other ranks have finished and do not wait for this step.
         if ranks.is_rank_0:
             if config.run is None:
                 folder.mkdir(parents=True, exist_ok=True)

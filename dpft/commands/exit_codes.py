@@ -3,12 +3,12 @@
 Exit codes: 0 success, 1 failure, 2 invalid input, 3 corrupted state, 141 closed output pipe. A
 whole command can also end with 130 (interrupted) or 143 (terminated by SIGTERM).
 
-The message of an unexpected error may quote private data: a ``KeyError`` quotes a word of a record,
-a shape error the length of a record, and an out-of-memory error the memory that a sampled batch
-needs. Users copy terminal output into bug reports, and batch systems store it. A traceback on the
-terminal therefore contains only code locations and error types. The full traceback goes to the
-run's private/ (docs/dev/trust-rules.md, rule 7), and the terminal names that file. Until a process
-has read a record, messages are shown in full and nothing is stored.
+The message of an unexpected error may quote private data. For example, a ``KeyError`` may quote a
+word of a record, a shape error states the length of a record, and an out-of-memory error states how
+much memory a sampled batch needs. Users copy terminal output into bug reports, and batch systems
+store it. A traceback on the terminal therefore contains only code locations and error types. The
+full traceback goes to the run's private/ (docs/dev/trust-rules.md, rule 7), and the terminal names
+that file. Until a process has read a record, messages are shown in full and nothing is stored.
 """
 
 import errno

@@ -74,7 +74,7 @@ class Run:
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
-        """Scores of every split and stage, including those before training.
+        """Scores of every split and stage, including scores before training.
 
         For private splits, see ``scores``.
         """

@@ -1,9 +1,9 @@
 """``dpft generate``: write synthetic records with a run's model, and a statement of their epsilon.
 
-The command reads no training record. The model continues prompts of the user, or starts from
-nothing if it was trained on whole records. If the task's template cannot parse a text into columns,
-the text is sampled again with other random numbers of the same seed, at most ``retries`` times.
-Texts that still cannot be parsed go to a separate file.
+The command reads no training record. The model continues prompts of the user, or generates whole
+records without a prompt if it was trained on whole records. If the task's template cannot parse a
+text into columns, the text is sampled again with other random numbers of the same seed, at most
+``retries`` times. Texts that still cannot be parsed go to a separate file.
 """
 
 import logging
@@ -75,7 +75,7 @@ class GeneratedFiles(NamedTuple):
     """Paths of the files to write."""
 
     records: Path
-    """The rows, in the format that the file name states."""
+    """The rows, in the format of the file name's extension."""
     statement: Path
     """The privacy statement of the rows."""
     unparsed: Path
@@ -199,7 +199,7 @@ def prompts_of(config: GenerateConfig, task: TextTask, check: Check = accept_all
 
 
 def source_of_prompts(config: GenerateConfig, trained: Task) -> Prompts:
-    """Return where the prompts come from: nowhere, the run's own data, or the user.
+    """Return the source of the prompts: no prompts, the run's own data, or the user.
 
     The run's own data files are recognized only if they have not moved.
     """
@@ -313,8 +313,8 @@ def write_generated(
 ) -> None:
     """Write the files, the statement first, so that no records exist without a statement.
 
-    The records get at most the read permissions of the prompts, which are part of them. The
-    statement does not reveal how many of a user's prompts became rows.
+    The file of records gets at most the read permissions of the prompts, because it contains them.
+    The statement does not reveal how many of a user's prompts became rows.
     """
     unparsed = texts.unparsed(prompts)
     said = statement(
@@ -353,7 +353,7 @@ def _name_of(run: Path) -> str:
 
 
 def _log_outcome(task: TextTask, files: GeneratedFiles, texts: GeneratedTexts) -> None:
-    """Log the number of valid texts, after one and after all attempts, and the paths of the files.
+    """Log the number of valid texts after the first and after all attempts, and the file paths.
 
     Raises:
         RunError: No text is valid.

@@ -119,7 +119,7 @@ def check_same_base(
     the weights that the configuration names.
 
     Raises:
-        StateError: A tensor of the model that no step changes has changed.
+        StateError: A tensor of the model has changed, although no step changes it.
     """
     assert resume_point is not None
     before = resume_point.checkpoint.run.frozen
@@ -201,7 +201,7 @@ def resumed_configuration(
 
 
 def kept_here(model: ModelConfig, folder: Path) -> ModelConfig:
-    """Return a model with the path of the copy in the run's folder, if there is such a copy."""
+    """Return a model, with its path set to the copy in the run's folder if there is a copy."""
     kept = folder / BASE_MODEL
     is_kept = is_base_model(model.path or "") and kept.is_dir()
     return model.replace(path=str(kept)) if is_kept else model
@@ -212,7 +212,7 @@ def restored_plan(
 ) -> RunPlan:
     """Return the plan of a run after checking that the configuration matches the plan.
 
-    The noise multiplier is that of the original calibration, which may have run on another machine.
+    The noise multiplier comes from the original calibration, which may have run on another machine.
 
     Raises:
         InputError: The configuration differs from the plan, for example because it was edited.

@@ -1,7 +1,7 @@
-"""Account of what a run has spent according to its ledger, and a search for ledgers in folders.
+"""Privacy that a run has spent according to its ledger, and a search for ledgers in folders.
 
-The first line of a ledger is the plan; the other lines record what the run spent. All other files
-of the folder are reports about the run. No command uses them to decide what was spent.
+The first line of a ledger is the plan; the other lines record the noisy steps of the run. All other
+files of the folder are reports about the run. No command computes the privacy cost from them.
 
 Importing this module does not import torch, so that a command can reject its arguments at once.
 """
@@ -45,7 +45,7 @@ run."""
 
 @dataclass(frozen=True, kw_only=True)
 class SpentRun:
-    """The noisy steps of a run, and what their epsilon depends on."""
+    """The noisy steps of a run, with all facts on which their epsilon depends."""
 
     folder: str
     ledger: LedgerRecord
@@ -69,7 +69,7 @@ class SpentRun:
 
 
 def histogram_steps(before: SpentBefore) -> Mapping[Noise, int]:
-    """Return the one noisy step of a histogram that a plan records."""
+    """Return the single noisy step of a histogram that a plan records."""
     return {noise_of(before.mechanism): 1}
 
 
@@ -140,7 +140,7 @@ def read_spent(folder: str, *, trial: bool = False) -> SpentRun:
 
 
 def check_model(folder: Path, ledger: LedgerRecord | None) -> None:
-    """Reject a model in a run's folder that is not the model that its ledger records as released.
+    """Reject a run's model if it differs from the released model that the run's ledger records.
 
     A run without privacy has no ledger, so there is nothing to compare.
     """

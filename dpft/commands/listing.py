@@ -81,7 +81,7 @@ class Listing(StrictModel):
 
 
 def expand(overrides: list[str]) -> list[str]:
-    """Return the arguments, with ``what=`` before each that has no key, such as ``tasks``."""
+    """Return the arguments, with ``what=`` before each argument without a key (``tasks``)."""
     return [word if "=" in word else f"what={word}" for word in overrides]
 
 

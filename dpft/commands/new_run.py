@@ -90,7 +90,7 @@ logger = logging.getLogger(__name__)
 
 
 class Fingerprint(Versioned):
-    """The content of private/fingerprint, by which a run recognizes its training records."""
+    """The content of private/fingerprint, which lets a run recognize its training records."""
 
     key: str
     """Random key, in hexadecimal."""
@@ -103,8 +103,8 @@ def refuse_used_folder(folder: Path) -> None:
     """Reject a folder in which privacy was spent, or that contains outputs of another run's model.
 
     Raises:
-        InputError: The folder contains a ledger, a search, or an earlier run from whose model other
-            commands made public files.
+        InputError: The folder contains a ledger, a search, or an earlier run with public files that
+            other commands made from its model.
     """
     if (folder / TUNING).exists():
         raise InputError(
@@ -143,7 +143,7 @@ def has_begun(folder: Path) -> bool:
     empty, or contains only the line that names the run.
     """
     ledger = folder / LEDGER
-    if read_journal(folder / JOURNAL):  # Whatever became of the ledger since.
+    if read_journal(folder / JOURNAL):  # Even if the ledger was changed since.
         return True
     if not ledger.exists():
         return False
@@ -205,7 +205,7 @@ def fresh_secrets(config: TrainConfig) -> Secrets:
 
 
 def fingerprint_text(training_set: TrainingSet) -> str:
-    """Return the content of the private file by which a run will recognize its records."""
+    """Return the content of the private file that lets a run recognize its records."""
     key = entropy.token_bytes(32)
     hmac = fingerprint(training_set.examples, training_set.units, key)
     return json_text(Fingerprint(key=key.hex(), hmac=hmac)) + "\n"
@@ -227,8 +227,8 @@ def write_beginning(
     Args:
         folder: Folder of the run.
         config: The configuration, with every null filled in.
-        asked: The configuration before nulls were filled in, by which ``resume=auto`` recognizes
-            the run.
+        asked: The configuration before nulls were filled in. ``resume=auto`` recognizes the run by
+            it.
         secrets: The keys of the run.
         division: The division of the records, with the key of the held-out records.
         training_set: The training records. Their fingerprint lets a resumed run recognize them.
@@ -257,12 +257,12 @@ def write_begun(
     asked: str | None = None,
     starting_models: Sequence[StartingModel] = (),
 ) -> None:
-    """Record that the run in a folder begins today (UTC), and with which versions.
+    """Record the start day (today in UTC) of the run in a folder, and the versions of packages.
 
     Args:
         folder: Folder of the run.
         asked: A digest that distinguishes the requested configuration from any other.
-        starting_models: Guarantees that already hold for the model from which the run starts.
+        starting_models: Guarantees that already hold for the model that the run starts from.
     """
     begun = BegunFile(
         date=datetime.now(UTC).date().isoformat(),

@@ -1,10 +1,10 @@
-"""Conversion of a command's overrides to its configuration, with values of the run they name.
+"""Conversion of a command's overrides to its configuration, with values of the run that they name.
 
 With ``run=RUN``, the ``expand`` function of a subcommand selects the run's task before Hydra
 composes, so that every key of that task can be set. Afterwards, the values are taken from the run's
-config.yaml unless an override sets them. Each command that takes anything from a run's folder has
-one function here that makes its configuration. Errors in the arguments are reported before torch is
-imported; only the run's own folder is read by packages that need torch.
+config.yaml unless an override sets them. For each command that reads a run's folder, one function
+in this module makes the configuration. Errors in the arguments are reported before torch is
+imported; only reading the run's own folder requires torch.
 """
 
 from collections.abc import Sequence
@@ -51,14 +51,14 @@ PUBLIC, PUBLISH = "eval.split_is_public", "eval.publish_private_scores"
 ROWS = ("task.data_dir", "task.source", "task.hub_", "task.urls")
 """Prefixes of the keys that set the source of the rows."""
 SPLIT = {"eval.split", "eval.held_out"}
-"""Keys that select which of those rows are scored."""
+"""Keys that select the rows to score."""
 CLIPPING_NORM = "privacy.max_grad_norm"
 CLIPPING_NORMS = ("method.bitfit_max_grad_norm",)
 """Keys outside ``privacy`` that set how gradients are clipped; null sets no norm."""
 
 
 def with_task_of_run(overrides: list[str]) -> list[str]:
-    """Return the overrides. If ``run=`` is given, put the task of that run first."""
+    """Return the overrides. If ``run=`` is given, put that run's task first."""
     folder = given_text(overrides, "run")
     if folder is None:
         return overrides
@@ -106,7 +106,7 @@ def inherit(config: Config, folder: str, sections: Sequence[str], words: Words) 
         config: The composed configuration, which has a field ``run``.
         folder: Folder of the run.
         sections: The sections that are taken from the run.
-        words: The overrides of the job; the first selected the task of the run.
+        words: The overrides of the job. The first override selected the task of the run.
 
     Raises:
         InputError: There is no such run, or its folder contains a symbolic link.
@@ -187,14 +187,14 @@ def without_recipes_promise(composed: DictConfig, overrides: Sequence[str]) -> D
 
 
 OF_RUN = ("task", "model", "eval", "decode", "metrics")
-"""Sections that a run decides: ``eval run=`` takes them from the run unless overridden."""
+"""Sections that ``eval run=`` takes from the run unless an override sets them."""
 
 SCORED = {"run", "model", "task", "predictions", "experiment"}
-"""Sections of which at least one must be given, to select what ``dpft eval`` scores."""
+"""Sections that select the model or file to score; ``dpft eval`` requires at least one of them."""
 
 
 def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
-    """Return the composed configuration, or with ``resume=RUN`` the one that the run began with.
+    """Return the composed configuration, or with ``resume=RUN`` that run's configuration.
 
     Raises:
         InputError: The configuration is incomplete or invalid, or changes a setting that a resumed
@@ -209,7 +209,7 @@ def train_configuration(composed: DictConfig, words: Words) -> TrainCommand:
 
 
 def tune_configuration(composed: DictConfig, words: Words) -> "TuneCommand":
-    """Return the composed configuration, or with ``resume=RUN`` the one that the search began with.
+    """Return the composed configuration, or with ``resume=RUN`` that search's configuration.
 
     Raises:
         InputError: The configuration is incomplete or invalid, or ``resume`` is combined with
@@ -232,7 +232,7 @@ def tune_configuration(composed: DictConfig, words: Words) -> "TuneCommand":
 
 
 def tokenizer_configuration(composed: DictConfig, words: Words) -> TokenizerCommand:
-    """Return the composed configuration, or with ``resume=RUN`` the one that the run began with.
+    """Return the composed configuration, or with ``resume=RUN`` that run's configuration.
 
     Raises:
         InputError: The configuration is incomplete or invalid, or ``resume`` is combined with a key
@@ -278,7 +278,7 @@ def _of_recipe(composed: DictConfig, words: Words, root: type[Config]) -> Config
 
 
 def evaluate_overrides(overrides: list[str]) -> list[str]:
-    """Return the overrides. If ``run=`` is given, put the task of that run first.
+    """Return the overrides. If ``run=`` is given, put that run's task first.
 
     Raises:
         InputError: There is no such run, a model is given with a run, or there is nothing to score.
@@ -318,8 +318,8 @@ def evaluate_configuration(composed: DictConfig, words: Words) -> EvaluateConfig
 def generate_configuration(composed: DictConfig, words: Words) -> GenerateConfig:
     """Return the configuration of ``dpft generate``.
 
-    By default, the maximum length of texts is that of the run, and the maximum length of whole
-    records is that of the training records.
+    By default, texts have the same maximum length as in the run, and whole records have the same
+    maximum length as the training records.
     """
     config = load(composed, GenerateConfig)
     saved = saved_run(config.run)

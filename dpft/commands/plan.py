@@ -64,7 +64,7 @@ class PlannedRun:
 
 
 def describe_run(config: PlanConfig) -> PlannedRun:
-    """Return what ``dpft train`` would do and cost with the same configuration.
+    """Return the plan and the cost of ``dpft train`` with the same configuration.
 
     Raises:
         InputError: Training would reject the configuration.
@@ -162,7 +162,8 @@ def account_for_plan(config: PlanConfig, plan: RunPlan) -> AccountingReport | No
 
 
 MOST_ON_A_CPU = 5 * 10**10
-"""Parameters times tokens of an example above which even one example takes minutes on a CPU."""
+"""Limit for the number of parameters times the number of tokens of an example. Above this limit,
+even one example takes minutes on a CPU."""
 
 
 def measure(config: PlanConfig, plan: RunPlan, ranks: PlannedRanks) -> MeasuredTime | None:

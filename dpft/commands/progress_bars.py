@@ -2,7 +2,8 @@
 
 Bars and lines show no text. They show no time unless the amount of work depends only on public
 numbers. The number of records in a private split is private. For such a split, a bar shows only
-tenths. A pipe gets one line at the end of each kind of work, for any number of records.
+tenths. In a pipe, one line is logged at the end of each kind of work, regardless of the number of
+records.
 """
 
 import logging

@@ -5,9 +5,9 @@ same configuration checks and composes them, and the same functions receive them
 fit on a command line are passed as arguments.
 
 Rows are kept in memory. A model and a tokenizer are written into ``private/base_model`` and read
-from there like those of any folder. A run that was interrupted can therefore resume without the
-objects, which are never changed. If a command would reject its arguments, the function raises the
-same message as ``InputError``, ``RunError`` or ``StateError``.
+from there like any other model. An interrupted run can therefore resume without the objects. The
+objects themselves are never changed. If a command would reject its arguments, the function raises
+the same message as ``InputError``, ``RunError`` or ``StateError``.
 """
 
 import os
@@ -118,7 +118,7 @@ def memory_words(rows: object, resumed: str | None = None) -> tuple[str, ...]:
 def run_and_words(
     run: Folder | Sequence[str] | None, overrides: Sequence[str], rows: object, *, call: str
 ) -> list[str]:
-    """Return the overrides of a call whose first argument is a run, or overrides as for train.
+    """Return the overrides of a call; its first argument is a run, or overrides as for ``train``.
 
     Args:
         run: A run, its folder, or overrides; None if only ``overrides`` is given.
@@ -163,7 +163,7 @@ class Command:
         return compose(self.name, [*words, *place], self.root)
 
     def place(self, words: list[str], folder: Folder | None, resumed: str | None) -> Path:
-        """Return the folder of a run: the given one, that of the resumed run, or a new one."""
+        """Return a run's folder: the given folder, the resumed run's folder, or a new folder."""
         if folder is not None and resumed is not None:
             raise InputError(
                 f"at most one of resume and folder may be given, got both ({resumed}).",
@@ -318,8 +318,8 @@ def train(
     Args:
         overrides: ``key=value`` and ``group=option``. ``resume=FOLDER`` resumes a run, and
             ``resume=auto`` resumes the run in ``folder`` if there is one.
-        rows: The training records, or tables by split, instead of the task's own source. They count
-            as private and are never written to disk.
+        rows: The training records, or tables by split, instead of the task's own source. The
+            records count as private and are never written to disk.
         model: A Transformers model, instead of ``model=``. It is copied and not changed.
         tokenizer: The tokenizer of the model.
         folder: Folder of the run. None creates a folder under ``outputs/``, or uses the folder of
@@ -344,7 +344,7 @@ def tune(
 ) -> Run:
     """Search for the best settings within one epsilon, as ``dpft tune`` does; return the best run.
 
-    The arguments are those of ``train``.
+    The arguments are the same as in ``train``.
 
     Raises:
         InputError: An argument is invalid. This is raised before any record is used.
@@ -357,7 +357,7 @@ def tune(
 
 @_named_by_keys()
 def plan(overrides: Sequence[str] = (), *, rows: Rows | Splits | None = None) -> Figures:
-    """Return what ``train`` would do and cost with the same overrides, as ``dpft plan`` does.
+    """Return the plan and the cost of ``train`` with the same overrides, as ``dpft plan`` does.
 
     Args:
         overrides: As in ``train``; ``plan.measure=false`` omits the time.
@@ -389,11 +389,11 @@ def evaluate(
 
     Args:
         run: A run or its folder. None means that the overrides select another model or
-            ``predictions=``. A list is taken as the overrides, as in ``train``.
+            ``predictions=``. A list is interpreted as overrides, as in ``train``.
         overrides: As on the command line.
         rows: Records to score instead of the task's own source, or tables by split. If the run held
-            records out, pass the records that the run received, of which the held-out records are
-            scored. ``eval.held_out=null`` scores all rows.
+            records out, pass all records that the run received. Only the held-out records are then
+            scored; ``eval.held_out=null`` scores all rows.
         folder: Folder for the scores if there is no ``run``; None creates a folder under
             ``outputs/``.
 
@@ -432,7 +432,7 @@ def generate(
     prompts: Folder | Rows | None = None,
     to: Folder | None = None,
 ) -> Generated:
-    """Write synthetic records with a run's model, as ``dpft generate`` does, at no further epsilon.
+    """Write synthetic records with a run's model, as ``dpft generate`` does; this costs no epsilon.
 
     Args:
         run: A run or its folder; or the overrides, as in ``train``, including ``run=``.
@@ -465,7 +465,7 @@ def generate(
 
 
 def account(overrides: Sequence[str] = (), **settings: Any) -> Figures:
-    """Return epsilon from noise, noise from epsilon, or what runs spent, as ``dpft account`` does.
+    """Return epsilon from noise, noise from epsilon, or the cost of runs, as ``dpft account`` does.
 
     Examples:
         >>> account(

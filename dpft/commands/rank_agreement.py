@@ -1,8 +1,8 @@
 """Checks that all processes of a run have the same settings, records, plan and weights.
 
 Each process composes its configuration, reads the records and loads the model by itself. If one
-process formed other micro-batches, a record could count twice or never. All inputs are therefore
-compared first, and every process takes the keys, plan and weights of rank 0.
+process formed different micro-batches, a record could be counted twice or not at all. All inputs
+are therefore compared first, and every process receives the keys, plan and weights of rank 0.
 """
 
 import hashlib
@@ -83,7 +83,7 @@ def bits_of_a_gradient(
 
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "peft", "numpy")
-"""Libraries whose versions affect what a process computes."""
+"""Libraries whose versions affect the results of a process."""
 
 
 def check_alike(config: TrainConfig | EvaluateConfig | GenerateConfig, ranks: Ranks) -> None:

@@ -86,7 +86,7 @@ def _store(folder: Path, references: NDArray[np.float32]) -> None:
 
 
 def _stored(folder: Path, count: int) -> NDArray[np.float32] | None:
-    """Return the log-probabilities that an interrupted run has written, or None if it has none."""
+    """Return the log-probabilities that an interrupted run wrote, or None if it wrote none."""
     try:
         references = load_file(folder / REFERENCES)[TENSOR]
     except (OSError, KeyError, SafetensorError):

@@ -1,7 +1,8 @@
 """Memory of a run's processes, the choice of the micro-batch size, and sharding of the model.
 
-The memory follows from the shapes of the model (its config.json is enough), ``task.max_length`` and
-the configuration. ``dpft plan`` and ``train.micro_batch_size=auto`` call the same function.
+The memory is estimated from the shapes of the model (its config.json is enough), from
+``task.max_length`` and from the configuration. ``dpft plan`` and ``train.micro_batch_size=auto``
+call the same function.
 """
 
 import logging
@@ -194,7 +195,7 @@ def with_micro_batch_size(
 def _fitting(
     config: TrainConfig, architecture: Architecture, head: Head, device: torch.device
 ) -> int:
-    """Return the largest micro-batch that fits, at most the records of a step."""
+    """Return the largest micro-batch size that fits, at most the number of records in a step."""
     least, train, longest = least_rows(config), config.train, config.task.longest
     assert train.expected_batch_size is not None
     most = train.expected_batch_size * least
@@ -279,7 +280,7 @@ class PlannedRanks:
     def _engine(self) -> str | None:
         """The engine of the clipper; None if nothing is clipped.
 
-        The plan takes ``auto`` to be book-keeping. The self-check would choose ``rows`` only for a
+        The plan treats ``auto`` as book-keeping. The self-check would choose ``rows`` only for a
         model that book-keeping does not support.
         """
         clips = self.config.privacy.clips

@@ -54,7 +54,7 @@ class PublicSize:
     num_examples: int
     source: str
     noun: str = "examples"
-    """Description of what is counted, such as "values of customer_id"."""
+    """Description of the counted items, such as "values of customer_id"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +88,15 @@ def steps_plan(config: TrainConfig, plan: RunPlan) -> StepsPlan:
 def public_size(config: TrainConfig, count_rows: Callable[[], int]) -> PublicSize:
     """Return the number of training examples that is taken as public, including canaries.
 
-    The section docs/dev/design.md, the public number of examples, defines which source takes
+    The section "The public number of examples" of docs/dev/design.md defines which source takes
     precedence.
 
     Args:
         config: The configuration of the run. Its task may have a published number. Its privacy
-            settings may have the user's number, which takes precedence, or units that no published
-            number counts.
-        count_rows: Counts the rows read, or their units. It is called only as a last resort.
+            settings may contain the user's number, which takes precedence, or a unit for which
+            there is no published number.
+        count_rows: Counts the rows that were read, or their units. It is called only if no public
+            number is known.
     """
     size = size_of_data(config.task, config.privacy, count_rows)
     if config.privacy.unit == CHUNK and config.privacy.num_examples is None:
@@ -147,7 +148,7 @@ def plan_run(
         count_rows: As in ``public_size``.
         noise_multiplier: The noise multiplier that a search or an interrupted run has already
             chosen.
-        calibration: The calibration of a search of which this run is a trial.
+        calibration: The calibration of a search, if this run is a trial of the search.
         counts: The histogram of a synthesis, which is part of the run's cost.
 
     Raises:
@@ -413,7 +414,7 @@ def warn_of_noise(plan: PrivacyPlan, trainable_parameters: int) -> None:
 def announce(command: TrainCommand) -> None:
     """Log the model, task and method that will be trained, on rank 0.
 
-    Reads only the configuration.
+    This function reads only the configuration.
     """
     if is_other_rank():
         return
@@ -425,7 +426,7 @@ def announce(command: TrainCommand) -> None:
 
 
 def announce_steps(config: TrainConfig, plan: RunPlan, *, taken: int) -> None:
-    """Log how many steps this session will take, and which accountant bounds epsilon."""
+    """Log the number of steps of this session, and the accountant that bounds epsilon."""
     accountant = ""
     if plan.privacy is not None:
         accountant = f"; epsilon is the upper bound by {leading_accountant(config, plan.privacy)}"

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class ScheduledScores:
-    """``StepEvaluation`` that scores a model at multiples of ``every`` steps, except the last."""
+    """``StepEvaluation`` that scores a model every ``every`` steps, but not after the last step."""
 
     def __init__(
         self,
@@ -113,7 +113,8 @@ class ScheduledScores:
 
     def _score(self, step: int, epsilon: SpentEpsilon | None) -> None:
         began = time.monotonic()
-        # Not shown, because a progress bar may be on the terminal and log lines would reveal times.
+        # The scores are not shown, because a progress bar may be on the terminal and log lines
+        # would reveal times.
         scores = score_stage(
             *(self._config, self._model, self._encoding, self._scored, "after", self._ranks),
             shown=False,

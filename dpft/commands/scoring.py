@@ -76,8 +76,8 @@ def score_model(
 ) -> list[Evaluation]:
     """Return the scores on each part of the evaluation split, and show progress.
 
-    The random state of torch is not changed, because evaluation must not change what training
-    draws.
+    The random state of torch is not changed, because evaluation must not change the random draws of
+    training.
     """
     if HELD_OUT in scored:
         # As in training, held-out records that cannot be read are skipped.
@@ -111,7 +111,7 @@ def score_model(
 
 
 def not_evaluated(config: TrainConfig) -> list[Evaluation]:
-    """Return a metrics.json entry with the reason why nothing is scored; empty if something is."""
+    """Return a metrics.json entry that states why nothing is scored; else return an empty list."""
     if not is_unscored(config):
         return []
     why = dict.fromkeys(config.task.metrics, NOT_EVALUATED)
@@ -154,13 +154,13 @@ def write_evaluations(
     """Write the scores, and the texts of the last stage, in separate files for each scored part.
 
     All texts go to predictions.jsonl, and some of them to samples.md for people to read. If a split
-    was stated to be public before and no longer is, the old public files are removed.
+    was declared public before and is no longer public, the old public files are removed.
 
     Args:
         folder: An existing run folder.
         evaluations: The evaluations, at least one.
         public: Whether the split may be shown. If not, scores and texts go to ``private/``.
-        publish: Whether rounded scores of a private split are shown.
+        publish: Whether rounded scores of a private split are published.
         training: Whether the records were trained on. In that case, there are no samples.
     """
     shown = folder if public else private_folder(folder)

@@ -71,8 +71,8 @@ def read_early(config: TrainConfig) -> TrainingData | None:
 def load_training_data(config: TrainConfig, check: Check = accept_all) -> TrainingData:
     """Return the training records, and their units if ``privacy.unit`` is a column.
 
-    ``check`` is the model's ``Encoding.check``. Without it, rows that the model cannot read count
-    as records.
+    ``check`` is the model's ``Encoding.check``. Without ``check``, rows that the model cannot read
+    count as records.
     """
     privacy = config.privacy
     units: list[str] = []
@@ -240,7 +240,7 @@ def known_by(data: TrainingData, key: bytes) -> str:
 
 
 def held_out_key(run: Path) -> tuple[bytes, str]:
-    """Return the key by which a run held records out, and its fingerprint of all records."""
+    """Return the key that selected a run's held-out records, and its fingerprint of all records."""
     path = run / HELD_OUT_KEY
     try:
         key, before = path.read_text(encoding="ascii").split("\n")[:2]

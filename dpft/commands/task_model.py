@@ -73,8 +73,8 @@ def prepare_model(
     """Return the model that the method will train, and the names of its new parameters.
 
     The task's tokens get their embedding rows before the method is applied. If the model is
-    ``planned``, only its shapes matter, so no tokenizer is needed. The names are those before the
-    method changed the model. ``rows`` is as in ``load_model``.
+    ``planned``, only its shapes matter, so no tokenizer is needed. The names are the names from
+    before the method changed the model. ``rows`` is as in ``load_model``.
 
     Raises:
         InputError: The model cannot be loaded or mixes examples, or the method does not fit the
@@ -98,8 +98,8 @@ def prepare_in_shards(
     Each rank reads its own rows of these weights after the model is sharded. Parameters that the
     checkpoint lacks are real.
 
-    A model is loaded whole instead, and nothing is left to read, in three cases. The model does not
-    come from a checkpoint, gets rows for new tokens, or has weights that the method changes.
+    A model is loaded whole, with no rows left to read, if it does not come from a checkpoint, gets
+    rows for new tokens, or has weights that the method changes.
     """
     try:
         if architecture.model.init != "pretrained":
@@ -131,7 +131,7 @@ def training_head(config: TrainConfig, architecture: Architecture) -> Head:
 
 
 def written_tokens(task: Task, decode: DecodeConfig) -> int | None:
-    """Return the most tokens that evaluation generates after a prompt; None without generation."""
+    """Return the maximum number of tokens to generate after a prompt; None without generation."""
     masked = isinstance(task, CorpusTask) and task.objective == MASKS
     return None if masked or task.answers != TEXTS else decode.max_new_tokens
 
@@ -188,7 +188,7 @@ class TrainedModel:
         return self.method.restore(model, self.folder)
 
     def processor(self, task: Task, head: Head) -> Any:
-        """Return what a run saves with its model: a tokenizer or an image processor."""
+        """Return the tokenizer or image processor that a run saves with its model."""
         return modality_of(task).processor(
             task, self.architecture, head, folder=self.folder, tokens=self.tokens
         )
@@ -266,8 +266,8 @@ def trained_model_of_run(folder: Path, config: TrainConfig) -> TrainedModel:
 def digest_of_base(config: TrainConfig) -> str | None:
     """Return the digest of the base model of a run's adapter, or None if there is no such digest.
 
-    There is none if the run's folder contains the base model, or if the weights cannot be read row
-    by row.
+    There is no digest if the run's folder contains the base model, or if the weights cannot be read
+    row by row.
     """
     model = config.model
     if config.method.saves_whole_model or model.init != "pretrained" or model.is_no_address:

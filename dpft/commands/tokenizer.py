@@ -1,8 +1,9 @@
 """Private tokenizers, made from word counts with noise (``dpft tokenizer``).
 
 The line of the ledger is on disk before noise is drawn, so that a crash never leads to an
-underestimate of epsilon. The noisy histogram is kept. Everything made from it, the tokenizer and
-its report, is post-processing: it costs no epsilon and can be repeated with ``resume=``.
+underestimate of epsilon. The noisy histogram is kept. The tokenizer and its report are made from
+this histogram. They are post-processing: they cost no epsilon and can be made again with
+``resume=``.
 """
 
 import hashlib
@@ -225,7 +226,8 @@ def count_training_words(command: TokenizerCommand) -> WordHistogram:
 HOPELESS = 0.1
 """Minimum expected number of released words for which spending epsilon makes sense."""
 PIECES_OF_A_WORD = 20
-"""Upper estimate of the pieces that bpe makes of a word: more than most words have characters."""
+"""Upper estimate of the number of pieces into which bpe splits a word. Most words have fewer
+characters than that."""
 
 
 def plan_histogram(command: TokenizerCommand, size: PublicSize) -> HistogramPlan:
@@ -454,7 +456,7 @@ def write_tokenizer(
     no run next to it.
 
     Raises:
-        VocabularyError: The words do not allow the requested number of pieces, or need more.
+        VocabularyError: The words do not allow the requested number of pieces, or need more pieces.
         RunError: The process that makes the pieces failed.
     """
     tokenizer = command.tokenizer
@@ -490,7 +492,7 @@ def _reason(error: VocabularyError) -> str:
 
 
 def write_reports(record: Vocabulary, folder: Path) -> Answer:
-    """Write privacy.json and the reports of a vocabulary; return what the command prints."""
+    """Write privacy.json and the reports of a vocabulary; return the output of the command."""
     write_model(folder / PRIVACY, record)
     write_tokenizer_report(folder, record)
     return Answer(table=table(record, folder), record=record)

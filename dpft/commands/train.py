@@ -2,7 +2,7 @@
 
 ``train_run`` reads from top to bottom. Everything that can be rejected is rejected before the run's
 folder is written to. No private record is used before the plan is fixed and the clipper was checked
-on synthetic data. A resumed run takes the same path, with a checkpoint.
+on synthetic data. A resumed run executes the same code, starting from a checkpoint.
 
 Every process of a run (rank) executes this module. ``ranks.on_rank_0(f, …)`` calls ``f`` on rank 0
 only. An error inside ``ranks.failing_together()`` on one rank ends all ranks.
@@ -198,7 +198,7 @@ def train_run(
     with_curve: bool = True,
     ranks: Ranks = ALONE,
 ) -> None:
-    """Train with a complete configuration, in which only values of null are filled in.
+    """Train with a complete configuration; only its null values are filled in.
 
     Args:
         config: The configuration of the run.
@@ -237,7 +237,7 @@ def train_run(
         asked = config
 
         with ranks.failing_together():
-            # 2. Read what the model's config.json determines: lengths, head, encoding.
+            # 2. Read the model's config.json, which determines lengths, head and encoding.
             if not resumes:
                 config = config.replace(task=config.task.begun(today))
             if config.eval.enabled:
@@ -423,7 +423,8 @@ def train_run(
             if progress is not None:
                 progress.publish(plan.steps)
 
-        # 11. Score and report. The report waits for no other process, because they may have ended.
+        # 11. Score and report. The report does not wait for other processes, because they may have
+        # ended.
         evaluations = score_stage(config, model, encoding, scored, "after", ranks)
         if ranks.is_rank_0:
             evaluations += not_evaluated(config)

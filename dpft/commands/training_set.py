@@ -199,7 +199,7 @@ class DataSummary:
     capped: int
     """Number of rows skipped because their unit has more than ``records_per_unit``."""
     records_per_unit: int | None
-    """Most records of a unit; None if each record is its own unit."""
+    """Maximum number of records of a unit; None if each record is its own unit."""
     trained: Count
     truncated: int
     """Number of rows trained on that were cut to ``max_length``."""

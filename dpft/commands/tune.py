@@ -3,7 +3,7 @@
 A secret random number of trials is drawn and written to disk before the first trial trains. Each
 trial has a random setting and is an ordinary private run in private/tuning. The noise is calibrated
 so that the whole search stays within privacy.eps. Only the best trial's files become public, with
-the bound for having chosen it. A resumed search takes the same path, with the trials that are
+the bound for having chosen it. A resumed search executes the same code, with the trials that are
 already on disk.
 
 A reader of the best trial must not learn how many trials there were, which trial it is, or how the
@@ -117,7 +117,7 @@ class Search(Versioned):
     key: str
     """Key of ``fingerprint``, in hexadecimal."""
     fingerprint: str
-    """Keyed hash of the training records, by which the search recognizes them."""
+    """Keyed hash of the training records, so that the search can recognize them."""
     trials: tuple[Trial, ...]
     """All trials that were drawn."""
 
@@ -278,7 +278,7 @@ def score_metric(command: TuneCommand) -> MetricSpec:
 
 
 def draw_trials(command: TuneCommand) -> list[dict[str, Any]]:
-    """Return the settings of a random number of trials; both are secret."""
+    """Return the settings of a random number of trials. The settings and the number are secret."""
     stream = UniformStream(secret_key("tuning", command.privacy.noise_seed))
     number = draw_count(command.tune.count, stream)
     return draw_settings(command.tuning.values(), number, stream)
@@ -297,7 +297,7 @@ def check_same_records(command: TuneCommand, search: Search) -> None:
 
 
 def _training_data(config: TrainConfig) -> TrainingData:
-    """Return the training records, checked by the model if each trial checks them so."""
+    """Return the training records; check them with the model if each trial does so."""
     if not config.task.is_checked_by_model:
         return load_training_data(config)
     model = TrainedModel(architecture=read_architecture(config.model))
@@ -380,7 +380,7 @@ def owner_only() -> Iterator[None]:
 
 
 STANDARD = (1, 2)
-"""Descriptors of standard output and standard error, to which C libraries write."""
+"""Descriptors of standard output and standard error. C libraries write to them."""
 
 
 @contextmanager
@@ -477,7 +477,7 @@ def backdate_public_files(folder: Path) -> None:
 
 
 def resumed_search(folder: str) -> TuneCommand:
-    """Return the configuration with which the search in a folder began."""
+    """Return the original configuration of the search in a folder."""
     path = Path(folder) / TUNE_CONFIGURATION
     if not path.is_file():
         raise InputError(

@@ -23,7 +23,7 @@ from dpft.errors import Fault, InputError
 from dpft.strict_model import description, type_text
 
 _END = re.compile(r"(?<!\bal)(?<!\be\.g)\.(?=\s|$)")
-"""The end of a sentence; the periods of "et al." and "e.g." do not end one."""
+"""The end of a sentence; the periods of "et al." and "e.g." do not end a sentence."""
 
 
 def first_sentence(text: str) -> str:
@@ -116,7 +116,7 @@ class ComposedCommand:
     """Folders that contain the YAML files."""
 
     def keys(self) -> list[Key]:
-        """Return the command's keys, except for those that ``GROUP=OPTION`` sets."""
+        """Return the command's keys, except for keys that ``GROUP=OPTION`` sets."""
         chosen = {f"{group}.name" for group in self.choices}
         all_keys = keys_of(self.root, self.values)
         return [key for key in all_keys if key.name not in chosen]

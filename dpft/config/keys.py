@@ -176,7 +176,7 @@ def in_shell(key: str, value: object) -> str:
 
 
 def known_keys(root: type[BaseModel], values: Any = None, *, parent: str = "") -> list[str]:
-    """Return the dotted keys of a model class, including those of its sections.
+    """Return the dotted keys of a model class, including the keys of its sections.
 
     Args:
         root: The class.

@@ -12,7 +12,7 @@ Names = str | tuple[str, ...] | None
 
 
 def check_plot(file: str, *, key: str = "to") -> None:
-    """Reject a file whose extension is not that of an image."""
+    """Reject a file without the extension of an image."""
     if Path(file).suffix not in PLOTS:
         raise InputError(
             f"{key} must be a file named *{' or *'.join(PLOTS)}, got {file!r}.",

@@ -91,10 +91,10 @@ class MapAxis(Section):
     values: tuple[int | float | str, ...]
     """Value of the key in each row, or in each column."""
     values_are: str | None = None
-    """Source of the values, as text, if they are not the paper's (null: the paper)."""
+    """Source of the values, as text, if they are not from the paper (null: from the paper)."""
 
     def place(self, config: Mapping[str, Any]) -> int | None:
-        """Return the index of the row or column with a run's value of the key, or None."""
+        """Return the index of the row or column that has a run's value of the key, or None."""
         value = value_at(config, self.key)
         return self.values.index(value) if value in self.values else None
 
@@ -140,7 +140,7 @@ class ReferenceMap(Section):
             check_scale(self.metric, value, "reference_maps")
 
     def row_of(self, config: Mapping[str, Any]) -> Reference | None:
-        """Return the cell with a run's settings as a published row, or None."""
+        """Return the cell that has a run's settings, as a published row; None if there is none."""
         row, column = self.rows.place(config), self.columns.place(config)
         value = None if row is None or column is None else self.cells[row][column]
         if value is None or value_at(config, "task.name") != self.task:

@@ -69,7 +69,7 @@ def check_units_fit(privacy: Privacy, train: TrainingConfig) -> None:
 
 
 def check_adaptive_scale(privacy: Privacy, train: TrainingConfig) -> None:
-    """Reject an adaptive loss scale in a run without noisy gradients, which adapt the scale."""
+    """Reject an adaptive loss scale without noise, because noisy gradients adapt the scale."""
     if train.adaptive_loss_scale and privacy.guarantee is None:
         raise InputError(
             "train.adaptive_loss_scale=true needs privacy=dp, because noisy gradients adapt the"
@@ -236,7 +236,7 @@ def check_quantization(method: Method, model: ModelConfig, parallel: ParallelCon
 
 
 def check_exposure(task: Task, audit: CanaryConfig) -> None:
-    """Reject canaries for a task without single texts, and exposure canaries for other outputs."""
+    """Reject canaries or exposure canaries for a task that does not support them."""
     if audit.wanted and not task.has_canaries:
         raise InputError(
             f"audit.canaries needs a task with single texts as records, got task={task.name}.",
@@ -496,9 +496,9 @@ class GenerateConfig(Section):
     run: str = Field(examples=["outputs/2026-01-31/12-00-00"])
     """Folder of a run, whose task and trained model are used."""
     prompts: str | None = None
-    """File of rows in the format of the task, from which the prompt columns are read. For a corpus
-    with span_corruption: texts with gaps to fill, each gap written as four or more underscores in
-    place of whole words. For a corpus with prefix_lm: beginnings of texts."""
+    """File of rows in the format of the task; only the prompt columns are read. For a corpus with
+    span_corruption: texts with gaps to fill, each gap written as four or more underscores in place
+    of whole words. For a corpus with prefix_lm: beginnings of texts."""
     num: AtLeastOne | None = Field(default=None, examples=[1000])
     """Number of records to generate without prompts, for task.text, task.learn_prompt=true or a
     causal corpus."""
@@ -557,7 +557,7 @@ class TokenizerCommand(Section):
     tokenizer: TokenizerConfig
     privacy: HistogramPrivacy = Field(default_factory=HistogramPrivacy)
     resume: str | None = None
-    """Folder of a tokenizer run, from whose noisy histogram another vocabulary is made."""
+    """Folder of a tokenizer run; another vocabulary is made from its noisy histogram."""
     output: Output = "table"
     """Output format: table for people, or json for one object on stdout."""
 

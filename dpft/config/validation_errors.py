@@ -87,7 +87,7 @@ LONGEST = 60
 
 
 def _example(field: FieldInfo | None, value: Any) -> str | None:
-    """Return a valid value: the choice spelled most alike, an example, or the default."""
+    """Return a valid value: the option with the most similar name, an example, or the default."""
     if field is None:
         return None
     choices = [

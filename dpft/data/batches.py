@@ -48,7 +48,7 @@ from dpft.parallel.ranks import EVERYTHING, RankShare
 
 @dataclass(frozen=True)
 class _Place:
-    """State of the JSON parser at the character of a target at which a token begins."""
+    """State of the JSON parser at the first character of a token of a target."""
 
     stretch: int = 0
     in_string: bool = False
@@ -144,8 +144,8 @@ class Batch:
     """Factor of each example's loss, shape (b,), float32; None means 1. A filler row
     (``is_filler``) has the factor 0."""
     token_weights: Tensor | None = None
-    """Weight of each label in the mean of its example's token losses, shape (b, t), float32, 0 for
-    tokens without a loss; None: equal weights."""
+    """Weight of each label in the mean of its example's token losses, shape (b, t), float32. The
+    weight is 0 for tokens without a loss. None: equal weights."""
     references: Tensor | None = None
     """Log-probability of each answer under the reference model, shape (b,), float32, for
     ``pair_loss``."""
@@ -154,7 +154,8 @@ class Batch:
     rows_per_unit: int = 1
     """Number of rows of each privacy unit. The rows of a unit are contiguous."""
     is_padded: bool = False
-    """Whether some input text is shorter than the longest, so that its attention mask has zeros."""
+    """Whether some input text is shorter than the longest text of the batch, so that its attention
+    mask has zeros."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -163,8 +164,8 @@ class Batch:
     def is_filler(self) -> Tensor | None:
         """Mask of the filler rows, shape (b,), bool; None if no row is a filler row.
 
-        Filler rows give a unit as many rows as the other units have. A filler row repeats another
-        row of the unit with weight 0, so it adds nothing to the gradient of the unit.
+        Filler rows give each unit the same number of rows. A filler row repeats another row of the
+        unit with weight 0, so it adds nothing to the gradient of the unit.
         """
         return None if self.rows_per_unit == 1 or self.weights is None else self.weights == 0
 
@@ -231,15 +232,15 @@ class Layout(ABC):
     outputs: int = 1
     """Number of outputs of a classifier."""
     pad_to_multiple_of: int = 1
-    """Batch lengths are multiples of this number, up to the longest allowed length; changes no
-    loss."""
+    """Batch lengths are multiples of this number, up to the longest allowed length. The padding
+    changes no loss."""
 
     rows_per_record: ClassVar[int] = 1
     """Number of batch rows that a record becomes; these rows are contiguous."""
 
     @abstractmethod
     def length(self, row: Any) -> int:
-        """Return the length by which rows are sorted; for a text, the number of input tokens."""
+        """Return the length that rows are sorted by; for a text, the number of input tokens."""
 
     @abstractmethod
     def longest(self, rows: Sequence[Any]) -> int:
@@ -348,7 +349,8 @@ class TextLayout(Layout):
     """Whether the model receives position ids; some models count the positions of each row
     themselves."""
     takes_token_types: bool = True
-    """Whether the model receives the sentence that each token belongs to, if the rows have it."""
+    """Whether the model receives the index of the sentence of each token, if the rows contain
+    it."""
     decoder_start_token_id: int = 0
     """First decoder token of seq2seq models."""
     words: tuple[int, ...] = ()
@@ -507,8 +509,9 @@ def micro_batches(
 ) -> Iterator[Batch]:
     """Yield the drawn examples as micro-batches, sorted to reduce padding.
 
-    Filler rows (``Batch.is_filler``) give each unit of a micro-batch as many rows as its largest
-    unit. Units are sorted by their number of rows and then by length, in descending order.
+    Filler rows (``Batch.is_filler``) give each unit of a micro-batch as many rows as the largest
+    unit of the micro-batch has. Units are sorted by their number of rows and then by length, in
+    descending order.
 
     Args:
         examples: The data set.

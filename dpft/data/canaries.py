@@ -1,4 +1,4 @@
-"""Canaries: random records among the training records, for which audits search the model.
+"""Canaries: random records that are inserted into the training records, for audits.
 
 `CanaryConfig` is the section ``audit`` of ``dpft train``. In an audit in one run (Steinke, Nasr and
 Jagielski 2023), a separate secret coin decides whether each canary is included. The canaries of the
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 FEWEST_SUFFIXES, MOST_SUFFIXES = 20, 10**7
-"""Minimum number of suffixes to which ``audit=exposure`` can fit a distribution, and maximum number
-among which it can rank a suffix."""
+"""Minimum and maximum number of possible suffixes: ``audit=exposure`` fits a distribution to at
+least 20 suffixes, and ranks a suffix among at most 10^7."""
 
 
 class CanaryConfig(Section):
-    """Artificial records with which ``dpft audit`` measures what a model retains of its records."""
+    """Artificial records for ``dpft audit``, which measures how much a model retains of records."""
 
     canaries: Count = 0
     """Number of canaries for audit=one_run. A secret coin decides whether each canary is inserted;
@@ -62,7 +62,7 @@ class CanaryConfig(Section):
     """Numbers of copies of an exposure canary among the records. With privacy.unit, all copies
     belong to one unit."""
     vocabulary: Annotated[int, Field(ge=2)] = 10
-    """Number of words from which exposure canaries are made, selected by audit.seed."""
+    """Size of the vocabulary of exposure canaries, which audit.seed selects."""
     suffix_words: AtLeastOne = 5
     """Number of words of each exposure canary that the audit tries to extract."""
     seed: Count = 0
@@ -140,7 +140,7 @@ SHORTEST_WORD = 2
 
 
 class Canary(StrictModel):
-    """One canary; private, like the fact whether it was trained on."""
+    """One canary. The canary, and whether it was trained on, are private."""
 
     kind: str
     """``COIN`` for a canary with a coin, or ``EXPOSURE``."""
@@ -191,7 +191,7 @@ def whole_words(tokenizer: "PreTrainedTokenizerBase", *, first: bool = True) -> 
 def make_canaries(
     config: CanaryConfig, tokenizer: "PreTrainedTokenizerBase", key: bytes
 ) -> list[Canary]:
-    """Return a run's canaries, including those that are not inserted.
+    """Return a run's canaries, including canaries that are not inserted.
 
     Raises:
         InputError: Too few words of the tokenizer are one token each and survive a round trip.
@@ -329,7 +329,8 @@ def _for_exposure(config: CanaryConfig, words: Sequence[str], key: bytes) -> lis
 def _drawn(key: bytes, label: str, words: Sequence[str], count: int) -> list[str]:
     """Return words drawn independently and uniformly.
 
-    Each word is selected by a 64-bit number, so no word is more likely than another by 1e-14.
+    Each word is selected by a 64-bit number, so the probabilities of two words differ by less than
+    1e-14.
     """
     stream = _stream(key, label, 8 * count)
     places = (int.from_bytes(stream[at : at + 8], "big") for at in range(0, len(stream), 8))

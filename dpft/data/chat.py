@@ -40,7 +40,7 @@ from dpft.errors import InputError
 from dpft.tasks.base import Example
 
 PLACE = "dpftplaceholder"
-"""Placeholder message. The text around it is that of the template."""
+"""Placeholder message. The text around it comes from the template."""
 BLOCK = re.compile(r"(<\w+>|\[\w+\])?\s*(</\w+>|\[/\w+\])")
 """An empty block of a lead-in, such as ``<think></think>``. The prompt may contain its start."""
 PARTS = ("prompt", "opening", "turns")
@@ -275,7 +275,7 @@ class ChatEncoding(TextEncoding):
 
     @cached_property
     def _around(self) -> Around:
-        """The template's text around an answer, from rendering a conversation with one question."""
+        """The template's text around an answer, taken from a rendered one-question conversation."""
         question = [{"role": "user", "content": "What?"}]
         asked = self._rendered(question, asks=True)
         whole = self._rendered([*question, _answer(PLACE)], asks=False)

@@ -330,7 +330,7 @@ class CorpusEncoding(TokenEncoding):
 
     @property
     def _written(self) -> int:
-        """Number of target tokens after a prefix, as many as in a target of span corruption."""
+        """Number of target tokens after a prefix: the same number as with span corruption."""
         longest = raw_length(self.max_length, density=NOISE_DENSITY, mean_span=MEAN_SPAN)
         return corrupted_lengths(longest, density=NOISE_DENSITY, mean_span=MEAN_SPAN)[1]
 

@@ -224,7 +224,7 @@ def encoded_rows(rows: Sequence[Any]) -> EncodedRows:
 
 
 def ends_of(lengths: Numbers) -> NDArray[np.int64]:
-    """Return where each list begins in a flat array, followed by the end of the last list."""
+    """Return the beginning of each list in a flat array, followed by the end of the last list."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -293,7 +293,7 @@ def fingerprint(rows: Sequence[Any], units: Sequence[Sequence[int]] | None, key:
 
 
 START, LEAD, RECORD, SEPARATOR, TARGET, END = range(6)
-"""Segments of a row; those before the target form its prompt."""
+"""Segments of a row; the segments before the target form its prompt."""
 Whole = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
@@ -329,7 +329,7 @@ def tokenize_together(
 def _stretches(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, special_tokens: Sequence[str]
 ) -> tuple[NDArray[np.int32], Whole, Whole]:
-    """Return all ids, and where each segment of each record begins in them and how long it is."""
+    """Return all ids, and the position and the length of each segment of each record in them."""
     parts = [part for example in examples for part in prompt_parts(example)]
     prompts, prompt_places = _distinct(parts, tokenizer, special_tokens)
     targets, target_places = _distinct([example.target for example in examples], tokenizer, ())
@@ -364,7 +364,7 @@ def _cut_targets(begins: Whole, lengths: Whole, max_length: int, cut_end: Flags)
     """
     too_long = np.maximum(0, lengths[:, TARGET] + 1 - max_length)
     begins[:, TARGET] += np.where(cut_end, 0, too_long)
-    # A text that is cut at its end keeps a token before it, which predicts its first token.
+    # A text that is cut at its end keeps one token before it, to predict its first token.
     ended = np.minimum(lengths[:, TARGET], max_length - 1)
     lengths[cut_end, END] = (lengths[cut_end, TARGET] + 1) <= max_length - 1
     lengths[:, TARGET] = np.where(cut_end, ended, lengths[:, TARGET] - too_long)
@@ -478,7 +478,7 @@ class TextEncoding(TokenEncoding):
     """Sentinel tokens for the gaps of a prompt; empty, because these prompts have no gaps."""
 
     def reference(self, example: Example) -> str:
-        """Return the text with which a generated answer is compared."""
+        """Return the reference text that a generated answer is compared with."""
         return example.target
 
     def rows(self, examples: Sequence[Example]) -> list[TokenizedExample]:

@@ -5,7 +5,7 @@
     DIR/train.csv        FILE.csv                                    task.image names the column
 
 Paths in a table are relative to the folder of the table and must stay inside it. A file that has no
-image extension is rejected and not skipped, as in every folder from which dpft reads all files.
+image extension is rejected and not skipped, as in every folder whose files dpft reads.
 
 CelebA (Liu et al. 2015) has a list of attributes and a list of partitions. CIFAR (Krizhevsky 2009)
 is read in its binary version, which consists of records of fixed length. A record has one label

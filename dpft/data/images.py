@@ -3,7 +3,7 @@
 Worker processes read, decode and resize the images (``dpft/data/pixels.py``). The result depends
 only on the image and on public configuration. An image is decoded each time a batch needs it, so
 that at most the images of one batch are in memory. Before training, all images are decoded once to
-find the broken ones and to compute a hash of each image.
+find broken images and to compute a hash of each image.
 
 A random view (De et al. 2022, section 3.2) is shifted by a few pixels and mirrored. It depends only
 on the image and on secret bits of the step. Several views of one record form one privacy unit,
@@ -67,7 +67,7 @@ def grid(images: Pixels) -> bytes:
 
 
 def tiles(sheet: bytes) -> Iterator[bytes]:
-    """Yield each image of a ``grid`` as PNG, in order; the last ones may be blank."""
+    """Yield each image of a ``grid`` as PNG, in order; the last images may be blank."""
     from PIL import Image
 
     with Image.open(io.BytesIO(sheet)) as whole:
@@ -212,7 +212,7 @@ class ImageLayout(Layout):
     mean: tuple[float, ...]
     """Mean of each channel, for pixels between 0 and 1."""
     std: tuple[float, ...]
-    """Standard deviation of each channel, by which the pixels are divided."""
+    """Standard deviation of each channel; the pixels are divided by it."""
     workers: int = 0
     """Number of processes that decode images."""
 

@@ -102,7 +102,7 @@ class PairLayout(TextLayout):
     def synthetic(  # type: ignore[override]
         self, model: Any, count: int, longest: int, *, ragged: bool = True
     ) -> Sequence[TokenizedPair]:
-        """See ``Layout.synthetic``; the references are those of uniform predictions."""
+        """See ``Layout.synthetic``; the references correspond to uniform predictions."""
         rows = super().synthetic(model, 2 * count, longest, ragged=ragged)
         per_token = -math.log(model.config.get_text_config().vocab_size)
         scores = [per_token * sum(label >= 0 for label in row.labels) for row in rows]

@@ -2,7 +2,7 @@
 
 The file formats are .csv, .jsonl, .jsonl.gz, .json and .parquet (`file_rows`, `write_rows`). A
 program can also pass tables (`rows_in_memory`: ``dpft.train(rows=...)``, task.source=memory). Each
-row knows its place in the file.
+row contains its place in the file.
 
 This module has its own readers for two reasons. Private files must not be copied into the cache of
 a library (docs/dev/design.md, rule 11). An error must name the file and line but must never quote
@@ -208,7 +208,8 @@ def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object from its keys and values; a hook for ``json.loads``.
 
     Raises:
-        ValueError: A key occurs twice. Python would use the last value, other readers the first.
+        ValueError: A key occurs twice. Python would use its last value, and other readers its first
+            value.
     """
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -346,7 +347,7 @@ RowValues = Sequence[Mapping[str, Any]]
 
 
 def write_rows(path: Path, rows: RowValues, *, mode: int = 0o644) -> None:
-    """Write the rows atomically, in the format that the file name ends with.
+    """Write the rows atomically, in the format that the ending of the file name indicates.
 
     The columns of a table appear in the order in which the rows first name them. A row without a
     value for a column has an empty cell there, or null in .parquet.
@@ -429,7 +430,7 @@ def rows_in_memory(rows: Rows | Splits | None, *, split: str = TRAIN) -> Iterato
     """Provide rows for ``task.source=memory`` inside the block.
 
     Args:
-        rows: Rows of one split, or tables by split name. None means no rows; then nothing changes.
+        rows: Rows of one split, or tables by split name. If None, nothing changes.
         split: Split of a single table.
 
     Raises:

@@ -34,7 +34,7 @@ Check: TypeAlias = Callable[[Any], None]
 """Function that raises ``InputError`` for an example that the model cannot read, such as
 ``Encoding.check``."""
 TEMPLATES = ("text", "prompt", "target")
-"""Last parts of the keys whose values are templates, which name columns in braces."""
+"""Last parts of the keys of templates. Templates name columns in braces."""
 LONGEST_NAME = 40
 """Maximum number of characters of a column name that a message shows."""
 
@@ -340,7 +340,7 @@ def are_records(task: Task, file: str) -> bool:
 
 
 def split_files(task: Task) -> list[Path]:
-    """Return the files on this machine from which the splits of the task are read."""
+    """Return the local files that contain the splits of the task."""
     if task.effective_source == "embedded":
         return [entry for entry in EMBEDDED_SAMPLE.iterdir() if entry.is_file()]
     if task.data_dir is None:

@@ -137,7 +137,7 @@ _FORMS = {
 
 
 def local_form(name: str) -> LocalForm:
-    """Return the form with the name that ``Task.local_form`` gives."""
+    """Return the form of local data with a name from ``Task.local_form``."""
     module, _, attribute = _FORMS[name].partition(":")
     form: LocalForm = getattr(import_module(module), attribute)
     return form
@@ -147,7 +147,7 @@ def load_examples(task: Task, split: str, check: Check = accept_all) -> list[Rec
     """Return every example of a split, or of one of its parts, in the order of the source.
 
     Args:
-        task: Task that defines where the rows are and what a row means.
+        task: Task that defines the location of the rows and the meaning of a row.
         split: train, validation or test, or one of the task's ``parts`` of a split.
         check: Function that raises ``InputError`` for an example that the model cannot read.
 

@@ -36,7 +36,7 @@ class TokenizedExample:
     token_type_ids: list[int] | None = None
     """Index (0 or 1) of the sentence that each token belongs to, for models that use it."""
     answer: int | None = None
-    """Position at which the label word is predicted: that of the mask, or of the last token."""
+    """Position at which the label word is predicted: the mask, or the last token."""
     truncated: bool = False
     """Whether a part of the record's texts did not fit; private."""
 
@@ -132,7 +132,7 @@ def join_prompt_and_target(
             no token precedes.
     """
     is_empty, whole = len(target) == 1, len(target)
-    # A text that is cut at its end keeps a token before it, which predicts its first token.
+    # A text that is cut at its end keeps one token before it, to predict its first token.
     target = target[: max_length - 1] if cut_end else target[-max_length:]
     room = max_length - len(target)
     prompt_ids = prompt.cut_to(room) or [start][:room]
@@ -238,7 +238,7 @@ def lost_a_part(
     Args:
         rows: Token ids, cut to ``max_length``.
         max_length: Maximum number of tokens of a row.
-        read_whole: Function of the positions of some rows, at least one, that returns these rows
+        read_whole: Function that takes the positions of one or more rows and returns these rows
             without a limit. It is called only for rows of ``max_length`` tokens, so no other row is
             tokenized again.
     """

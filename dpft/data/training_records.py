@@ -5,8 +5,8 @@
   2.7 GB, and less with each record that is encoded. The packed bytes are never written to disk, and
   dpft unpacks only bytes that it packed itself.
 - `split_held_out`: a shuffle with a known seed would reveal which records are held out. A hash
-  under a secret key does not. Each unit is assigned independently, so adding or removing a record
-  moves no other record, and epsilon holds for all the records.
+  under a secret key does not reveal this. Each unit is assigned independently, so adding or
+  removing a record moves no other record, and epsilon holds for all the records.
 - `bounded_units`: with ``privacy.unit=customer_id``, the records of a customer are drawn together
   and clipped as one. Their maximum number is fixed in advance. A hash under a secret key selects
   the records to keep, independently of the records of other units.
@@ -177,8 +177,8 @@ def bounded_units(
 ) -> list[list[int]]:
     """Return the positions of the records that training keeps for each unit, possibly none.
 
-    If a unit has more usable records than ``records_per_unit``, dpft keeps those with the smallest
-    keyed hashes. The hash covers the unit and the number of the record within the unit.
+    If a unit has more usable records than ``records_per_unit``, dpft keeps the records with the
+    smallest keyed hashes. The hash covers the unit and the number of the record within the unit.
 
     Args:
         values: Unit of each record.

@@ -20,11 +20,11 @@ class EvalConfig(Section):
     limit: AtLeastOne | None = None
     """Number of distinct inputs to score, from the first one; null: all inputs."""
     batch_size: AtLeastOne = 32
-    """Number of the longest inputs in a batch; batches of shorter inputs have as many tokens.
-    Affects only memory and speed."""
+    """Batch size for the longest inputs; batches of shorter inputs contain the same number of
+    tokens. Affects only memory and speed."""
     split_is_public: bool | None = None
-    """Whether scores and texts of the split may be shown. null: public if the split is a published
-    one that was read from its published source. The training split and held-out records are always
+    """Whether scores and texts of the split may be shown. null: public if the split is published
+    and was read from its published source. The training split and held-out records are always
     private."""
 
     publish_private_scores: bool = False
@@ -126,9 +126,9 @@ def reads_training_split(task: Task, config: EvalConfig) -> bool:
 def eval_split_is_public(task: Task, config: EvalConfig) -> bool:
     """Return whether predictions and scores on the split may be shown (trust rule 8).
 
-    A training split, a split with a part of it, and held-out records are never public. For other
-    splits, ``config.split_is_public`` decides if it is set. Otherwise a split is public if all its
-    parts were read from their published source; local files are not public.
+    The training split, a split that contains a part of it, and held-out records are never public.
+    For other splits, ``config.split_is_public`` decides if it is set. Otherwise a split is public
+    if all its parts were read from their published source; local files are not public.
     """
     if config.held_out is not None or reads_training_split(task, config):
         return False

@@ -151,7 +151,7 @@ class Scored:
     picture: bytes | None = field(default=None, repr=False)
     """Some misclassified records, as PNG."""
     more: Mapping[str, float] = field(default_factory=dict)
-    """Scores in addition to those of the metrics, such as the accuracy of each attribute."""
+    """Scores in addition to the metrics, such as the accuracy of each attribute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,7 @@ def group_examples(examples: Sequence[Example], *, limit: int | None = None) -> 
 
 
 def _as_read(group: Group, outputs: "ModelOutputs") -> Group:
-    """Return the group with references as a model would output them, such as by a chat template."""
+    """Return the group with references as a model would output them, after its chat template."""
     examples = (replace(example, target=outputs.reference(example)) for example in group.examples)
     return replace(group, examples=tuple(examples))
 
@@ -393,7 +393,7 @@ class AttributeAnswers(LabelAnswers):
     def _scored_attributes(
         self, task: ImageTask, records: Sequence[LabeledImage], told: Sequence[Sequence[float]]
     ) -> Scored:
-        """Return predicted attributes with the correct ones, and the accuracy of each attribute."""
+        """Return predicted and correct attributes, and the accuracy of each attribute."""
 
         def spelt(one: Sequence[float]) -> str:
             return ", ".join(name for name, is_one in zip(task.classes, one, strict=True) if is_one)

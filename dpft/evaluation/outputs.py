@@ -66,8 +66,8 @@ class ModelOutputs:
     encoding: Encoding
     """Encoding of records as model inputs."""
     batch_size: int
-    """Number of the longest inputs in a batch; batches of shorter inputs have as many tokens.
-    Affects only memory and speed."""
+    """Batch size for the longest inputs; batches of shorter inputs contain the same number of
+    tokens. Affects only memory and speed."""
     extra_positions: int = 0
     """Number of positions of the model that a prompt or prefix occupies before the text."""
     ranks: Ranks = ALONE
@@ -181,7 +181,7 @@ class ModelOutputs:
         examples: Sequence[Example],
         on_batch: Callable[[int], None],
     ) -> tuple[list[Any], list[int]]:
-        """Return the two numbers that ``measure`` gives for each target, in no particular order."""
+        """Return the two results of ``measure`` for each target, in no particular order."""
         columns: tuple[list[Any], list[int]] = ([], [])
         mine = in_turn(len(examples), self.ranks)
         targets = [replace(examples[at], learns_prompt=False) for at in mine]

@@ -23,8 +23,8 @@ STAGES: Mapping[Stage, str] = {
     "before": "before fine-tuning",
     "after": "after fine-tuning",
 }
-"""Description of each stage, in the order of a table. The scores after fine-tuning are those of the
-released weights."""
+"""Description of each stage, in the order of a table. The scores after fine-tuning are the scores
+of the released weights."""
 
 
 class ConfusedClasses(StrictModel):
@@ -109,7 +109,7 @@ class Metrics(Versioned):
     """The scores of a run, or of an evaluation.
 
     The scores of private splits are in private/metrics.json. `dpft eval output=json` prints the
-    entries of the scored splits, and marks those of private splits.
+    entries of the scored splits, and marks the entries of private splits.
     """
 
     evaluations: tuple[ScoreEntry, ...]

@@ -1,11 +1,11 @@
 """Words of texts in any language, for metrics.
 
 The scorers of English benchmarks split a text at spaces, and some remove every non-ASCII character.
-For ``task.language=en``, which the published tasks set, the words are exactly those of the scorers.
-For other languages, and if no language is set, words follow Unicode's character properties. Each
-character of a script without spaces between words counts as a word. ASCII texts give the same words
-in both ways. The language is not detected, because the result would be a function of private
-records.
+For ``task.language=en``, which the published tasks set, the words are exactly the words that these
+scorers compare. For other languages, and if no language is set, words follow Unicode's character
+properties. Each character of a script without spaces between words counts as a word. ASCII texts
+give the same words in both ways. The language is not detected, because the result would be a
+function of private records.
 """
 
 import logging

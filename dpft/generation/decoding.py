@@ -2,7 +2,7 @@
 
 Prompts of similar lengths share a batch (``batches_by_tokens``). They are padded on the left, or on
 the right for a seq2seq model. ``generate`` derives position ids from the attention mask, so padding
-changes a logit only by rounding (1e-7 in float32). Greedy and beam search are those of
+changes a logit only by rounding (1e-7 in float32). Greedy search and beam search come from
 transformers. The module ``processors`` contains sampling, penalties for repetition in the generated
 tokens, and the prefill that reads each prompt once for all its beams. The ``generation_config`` of
 a checkpoint is ignored. Afterwards, the model is in its previous state and can continue training
@@ -10,8 +10,8 @@ a checkpoint is ignored. Afterwards, the model is in its previous state and can 
 
 ``continuations`` continues token prefixes greedily, which audits need. ``generate_texts`` completes
 whole prompts, but a prefix may end anywhere in a text. For a seq2seq model, part of the prefix may
-be in the decoder, as tokens that the decoder has already generated. Texts of which equally many
-tokens are to be generated share a batch, so that no text needs more positions than its own length.
+be in the decoder, as tokens that the decoder has already generated. Only texts with the same number
+of tokens to generate share a batch, so that no text needs more positions than its own length.
 
 Shapes: b prompts, t tokens of the longest prompt.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def batches_by_tokens(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """Yield batches that have as many tokens as ``batch_size`` of the longest inputs.
+    """Yield batches with at most as many tokens as ``batch_size`` inputs of the maximum length.
 
     Args:
         lengths: Number of tokens of each input, including the tokens to generate; at least 1.
@@ -48,8 +48,8 @@ def batches_by_tokens(lengths: Sequence[int], batch_size: int) -> Iterator[list[
 
     Yields:
         Positions in ``lengths``, the longest inputs first. If a batch is too large for the device,
-        the first one therefore fails. Padded to its first input, a batch has at most ``batch_size *
-        max(lengths)`` tokens.
+        the first batch therefore fails. Padded to its first input, a batch has at most
+        ``batch_size * max(lengths)`` tokens.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     room = batch_size * max(lengths, default=0)
@@ -125,7 +125,7 @@ class DecodeConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """Position of some prompts in the stream of random numbers that a seed gives."""
+    """Position of some prompts in the stream of random numbers that a seed determines."""
 
     places: Sequence[int]
     """Index of each prompt among all requested prompts."""
@@ -165,17 +165,17 @@ def generate_texts(
         sentinels: Tokens that mark the gaps of a prompt, in order. The model generates each
             sentinel of the prompt before the words that fill its gap. The text contains the name of
             the sentinel.
-        processors: Logits processors that replace those of the strategy.
+        processors: Logits processors that replace the processors of the strategy.
         answer_ids: Selects the tokens to decode from the generated tokens.
 
     Returns:
         Texts in the order of the prompts, without surrounding whitespace.
 
     Guarantees:
-        No strategy uses torch's generators, so those of training keep their states. A text depends
-        on its prompt and, for nucleus, on the seed, the index of the prompt and the attempt. Other
-        prompts in its batch affect the text only by rounding. The model's modes, configuration and
-        generation settings are restored, also after an error.
+        No strategy uses torch's generators, so the generators of training keep their states. A text
+        depends on its prompt and, for nucleus, on the seed, the index of the prompt and the
+        attempt. Other prompts in its batch affect the text only by rounding. The model's modes,
+        configuration and generation settings are restored, also after an error.
 
     Raises:
         InputError: A prompt has no token, or ``max_new_tokens`` is too small for its gaps.
@@ -304,7 +304,7 @@ def _generate(
         read: The input tokens of each row.
         settings: The result of ``generation_settings``.
         processors: The logits processors of the batch.
-        begun: Tokens that the decoder of a seq2seq model has already generated, equally many in
+        begun: Tokens that the decoder of a seq2seq model has already generated, the same number in
             each row. If empty, the decoder has generated no token.
     """
     import torch

@@ -72,7 +72,7 @@ def nucleus_processors(draws: Tensor, *, top_p: float, temperature: float) -> Lo
 
 
 class _Choice(LogitsProcessor):
-    """Processor that selects each text's next token by a random number and excludes all others."""
+    """Processor that selects the next token by a random number and excludes all other tokens."""
 
     def __init__(self, draws: Tensor) -> None:
         self._columns = iter(draws.unbind(dim=1))

@@ -21,14 +21,14 @@ class Spread(StrictModel):
     mean: float
     """Mean."""
     standard_deviation: NotNegative
-    """Standard deviation; 0 of one canary."""
+    """Standard deviation; 0 for a single canary."""
 
 
 class ExposureGroup(StrictModel):
     """Results for the canaries with one number of repetitions."""
 
     copies: Count
-    """How often each canary was among the records."""
+    """Number of copies of each canary among the records."""
     canaries: AtLeastOne
     """Number of canaries."""
     exact: Spread
@@ -38,7 +38,7 @@ class ExposureGroup(StrictModel):
     exact_before: Spread
     """Exposure by rank in the model before fine-tuning."""
     goodness_of_fit: Probability
-    """Statistic of Kolmogorov and Smirnov of the worst fit; 0 is perfect."""
+    """Kolmogorov-Smirnov statistic of the worst fit; 0 is perfect."""
 
 
 class ExposureTable(StrictModel):
@@ -83,7 +83,7 @@ class Guesses(ViewInShort):
     confidence: Delta
     """Simultaneous confidence of all lower bounds."""
     choices: AtLeastOne
-    """How many numbers of guesses were tried."""
+    """Number of guess counts that were tried."""
     largest_epsilon_lower: NotNegative
     """Largest lower bound that this number of canaries can prove."""
     epsilon_lower_if_gaussian: NotNegative
@@ -111,11 +111,11 @@ class GuessesInShort(Guesses):
 
 
 class OneRunAudit(Guesses, Versioned):
-    """Result of guessing the coins of canaries (Steinke et al. 2023), strongest and all views."""
+    """Result of guessing the coins of canaries (Steinke et al. 2023), for each view."""
 
     audit: Literal["one_run"] = "one_run"
     """Name of the audit."""
     note: str | None = None
-    """Note that the file is for the owner only; absent from printed results."""
+    """Statement that the file is only for the owner; absent from printed results."""
     views: Annotated[tuple[Guesses, ...], Field(min_length=1)]
     """Results of all views."""

@@ -5,9 +5,9 @@ JSON have one row per run, unrounded. Tables and plots have one row or point per
 over its runs ± the sample standard deviation. Every other key separates settings, whether it was
 swept or not, so no mean is taken over two settings.
 
-The frame contains only what metrics.json shows: scores of public splits, and the rounded scores of
-private splits that ``eval.publish_private_scores`` published. The names of the latter end in
-``MARK``.
+The frame contains only scores that metrics.json shows: scores of public splits, and the rounded
+scores of private splits that ``eval.publish_private_scores`` published. The names of such rounded
+scores end in ``MARK``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ def frame_of(
 ) -> "tuple[pd.DataFrame, list[str], list[str]]":
     """Return the frame, the keys in which its settings differ, and the names of its scores.
 
-    A score is named after its metric, and after its split, too, if there are several splits.
+    A score has the name of its metric. If there are several splits, the name includes the split.
 
     Args:
         runs: The record of each run, and its ``epsilon``, ``delta``, ``accountant``, ``private``.

@@ -15,7 +15,7 @@ from dpft.training.step_time import MeasuredTime
 
 
 class PlannedProcesses(StrictModel):
-    """The processes that were planned for."""
+    """The processes of the planned run."""
 
     strategy: Literal["none", "ddp", "fsdp"]
     """Value of parallel."""
@@ -52,7 +52,7 @@ class RunCosts(StrictModel):
     micro_batch_size: AtLeastOne
     """Largest number of records in memory at once."""
     processes: PlannedProcesses
-    """The processes that were planned for."""
+    """The processes of the planned run."""
     memory_per_rank_bytes: RankMemory
     """Peak memory of a process during a step, in bytes."""
     device_memory_bytes: Count | None = None
@@ -69,7 +69,8 @@ class PrivatePlan(PlanPromise, RunCosts, Versioned):
     """The plan of a private run."""
 
     signal_to_noise: Positive
-    """Largest possible ratio of the length of all clipped gradients to the length of the noise."""
+    """Largest possible ratio of the norm of the sum of clipped gradients to the norm of the
+    noise."""
     noise_in_last_weights: Positive | None = None
     """Noise in the last weights: correlated noise divided by independent noise at the same epsilon,
     for the run's schedule and momentum, by RDP. Absent without a target epsilon."""

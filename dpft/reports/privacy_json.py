@@ -73,7 +73,8 @@ class PlanPromise(EpsilonBound):
     rounding_headroom: NotNegative
     """Share of the clipping norm that is kept for rounding."""
     participations: AtLeastOne | None = None
-    """Largest number of steps that one unit can join, which determines the cost. Absent: all."""
+    """Maximum number of steps that one unit can join, which determines the cost. Absent if a unit
+    can join all steps."""
     with_tokenizer: WithTokenizer | None = None
     """Cost together with the tokenizer that was made from the same records. Absent if the texts of
     the tokenizer are public."""
@@ -240,11 +241,11 @@ class GeneratedPrivacy(Versioned):
     decode: DecodeConfig
     """Settings of the generation."""
     retries: Count
-    """Largest number of times that a text was generated again because it was not a row."""
+    """Maximum number of times that a text was generated again because it was not a row."""
     records: Count
     """Number of requested records."""
     unparsed: Count | None = None
-    """Number of texts among them that are not rows."""
+    """Number of requested records whose text is not a row."""
     prompts: Prompts
     """Origin of the prompts: the user, the records of the run, or none."""
     notes: tuple[str, ...]

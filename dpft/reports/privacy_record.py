@@ -3,9 +3,9 @@
 The headline is a proven upper bound with everything that it depends on (docs/dev/design.md, rule
 6). It is derived from the plan and the ledger, and accounts for exactly the steps in the ledger.
 
-The file also contains the processes that took the steps, and their network; the private trainings
-of the starting model; for the best run of a search, the bound of the choice; and the lower bounds
-of audits, which never change epsilon.
+The file also describes the processes that took the steps, their network, and the private trainings
+of the starting model. For the best run of a search, it contains the bound of the choice. Lower
+bounds of audits are in the file too, but never change epsilon.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -22,7 +22,7 @@ PUBLISHED_NOTE = (
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTable:
-    """A run's scores above those published."""
+    """A table with a run's scores above the published scores."""
 
     metrics: list[str]
     rows: list[tuple[str, str, list[float | None]]]
@@ -32,10 +32,11 @@ class PublishedTable:
 def published_table(
     record: RunRecord, evaluations: Sequence[ScoreEntry], epsilon: str
 ) -> PublishedTable | None:
-    """Return the run's scores above the published scores, or None if none are published.
+    """Return a table of the run's scores and the published scores; None without published scores.
 
-    Of a published heat map, the table contains only the cell with the run's settings. Of published
-    rows, it contains those for the run's model, or all rows if no row is for that model.
+    If a heat map is published, the table contains only the cell with the run's settings. If rows
+    are published, the table contains the rows for the run's model, or all rows if there are none
+    for that model.
     """
     is_swept, cells, recipes = _published_rows(record)
     of_model = [row for row in recipes if row.model in (None, record.config.model.name)]

@@ -167,13 +167,13 @@ def printed(value: Any) -> str:
 
 
 def line(text: object) -> str:
-    """Return text for a Markdown table cell: escape HTML, and link arXiv numbers."""
+    """Return text for a Markdown table cell: escape HTML, and turn arXiv numbers into links."""
     text = " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
     return ARXIV.sub(r"[\g<0>](https://arxiv.org/abs/\1)", text)
 
 
 def symbols(text: str) -> str:
-    """Return a sentence with ε and δ for the words; keys such as ``privacy.delta`` stay.
+    """Return a sentence with the words replaced by ε and δ, but not in keys (``privacy.delta``).
 
     >>> symbols("epsilon at delta = 0.1 (privacy.delta=0.1)")
     'ε at δ = 0.1 (privacy.delta=0.1)'
@@ -182,7 +182,7 @@ def symbols(text: str) -> str:
 
 
 def indented(text: str) -> str:
-    """Return a text as an indented code block of Markdown, which no text can end."""
+    """Return a text as an indented code block of Markdown, which the text itself cannot end."""
     return "\n".join(f"    {text_line}" for text_line in text.splitlines())
 
 
@@ -250,8 +250,8 @@ def epsilon_points(privacy: RunPrivacy) -> list[tuple[int, float]]:
     synthesis, and for the best run of a search, whose own steps cost less than the search.
 
     Guarantees:
-        Each bound is the value of the curve, but at most the ε of the whole run. The latter
-        covers all steps, and therefore also the first ones.
+        Each bound is the value of the curve, but at most the ε of the whole run. The ε of the whole
+        run covers all steps, and therefore also the first steps.
     """
     if not isinstance(privacy, PrivateRun) or privacy.epsilon_curve is None:
         return []

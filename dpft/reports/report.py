@@ -139,7 +139,7 @@ def write_report(folder: Path, privacy: RunPrivacy) -> RunRecord:
     """Write report.md and report.html from the other public files of a run.
 
     Returns:
-        The content of those files.
+        The content of the public files.
     """
     record = read_run(folder, privacy)
     report = render(record)
@@ -258,7 +258,7 @@ def statement(
 
 
 def notes_on(privacy: RunPrivacy, prompts: Prompts) -> tuple[str, ...]:
-    """Return notes on the cost of generated records, and on what ε does not cover."""
+    """Return notes on the cost of generated records, and on parts that ε does not cover."""
     if prompts == OWN_RECORDS and privacy.private:
         return (RECORDS_AS_PROMPTS,)
     return (cost(privacy), *([PROMPTS_NOT_COVERED] if prompts == "the user's" else []))

@@ -56,7 +56,7 @@ def shown(entry: ScoreEntry, *, rounded: bool | None = None) -> ScoreEntry:
     """Return the public part of an entry: for a private split, only that it was scored.
 
     Args:
-        entry: A whole entry, or one that is already reduced to its public part.
+        entry: A whole entry, or an entry that is already reduced to its public part.
         rounded: Whether to show the rounded scores of a private split; None: as in ``entry``.
     """
     if not entry.is_private:
@@ -85,7 +85,7 @@ def round_score(value: float) -> float:
 def read_evaluations(folder: Path) -> list[ScoreEntry]:
     """Return the public part of each entry of metrics.json; no entries without this file.
 
-    An entry of a private split is reduced to its public part, whatever the file contains.
+    An entry of a private split is reduced to its public part, even if the file contains more.
     """
     return [shown(entry) for entry in _read(folder / METRICS)]
 
@@ -181,8 +181,8 @@ class RunRecord:
     audit_figures: tuple[str, ...] = ()
     """Figures of audits in the public part of the folder, as SVG."""
     wrong_images: Mapping[str, Sequence[tuple[str, str, bytes]]] = field(default_factory=dict)
-    """True class, predicted class and PNG file of misclassified images, by the end of the name of
-    their file: empty, or the split if several were scored."""
+    """True class, predicted class and PNG file of misclassified images, by the suffix of the name
+    of their file. The suffix is empty, or the split if several splits were scored."""
 
     @property
     def is_of_search(self) -> bool:

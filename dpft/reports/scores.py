@@ -1,7 +1,7 @@
 """Tables and plots of the scores in a run's report.
 
-The report states what each metric means and which direction is better. For a private split, an
-entry of metrics.json may state only that the scores are in private/. For a classifier with a public
+The report states the meaning of each metric and its better direction. For a private split, an entry
+of metrics.json may state only that the scores are in private/. For a classifier with a public
 split, the report lists the most frequent confusions; the page adds a heat map and misclassified
 images. A series of scores starts before training and ends after training, and each of its points
 has the ε of the steps up to that point.
@@ -36,7 +36,7 @@ class ShownText:
 
     input: str
     before: str | None
-    """Output before training; None if there is no such output of this input."""
+    """Output before training; None if there is none for this input."""
     after: str
     """Output after training."""
     reference: str
@@ -135,8 +135,8 @@ def specs_of(config: TrainConfig, keys: Iterable[str]) -> dict[str, MetricSpec]:
     """Return the specification of the metric for each key that dpft knows.
 
     Args:
-        config: Content of config.yaml; if two metrics share a key, the one among its task's metrics
-            is returned.
+        config: Content of config.yaml; if two metrics share a key, the metric of the configured
+            task is returned.
         keys: Keys of ``metrics``.
     """
     registered = METRICS.entries()
@@ -183,7 +183,7 @@ SOURCE = "Kairouz et al. 2015, arXiv 1311.0776"
 
 
 def meaning(privacy: RunPrivacy) -> str | None:
-    """Return a sentence on what ε means for a person in the data; None without a guarantee."""
+    """Return a sentence on the meaning of ε for a person in the data; None without a guarantee."""
     if not is_promised(privacy):
         return None
     unit = privacy.plan.unit
@@ -359,7 +359,7 @@ def series_plot(series: Series, config: TrainConfig, name: str) -> Markup | None
 def _points(
     progress: Sequence[ProgressLine], privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> list[tuple[int, float | None, Sequence[SplitScores]]]:
-    """Return the step, ε and entries of each point, including those before and after training."""
+    """Return step, ε and entries of each point, including the points before and after training."""
     ends: dict[str, tuple[int, float | None]]
     ends = {"before": (0, None), "after": (privacy.plan.steps, None)}
     if isinstance(privacy, PrivateRun):
@@ -377,7 +377,7 @@ def _never_falling(rows: list[Row]) -> list[Row]:
     """Return the rows with the smallest valid bounds of ε.
 
     A bound for more steps also holds for fewer steps, so each bound is lowered to the smallest
-    later one.
+    later bound.
     """
     bounded, least = [], float("inf")
     for step, epsilon, scores in reversed(rows):

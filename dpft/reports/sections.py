@@ -157,7 +157,7 @@ def not_private(privacy: OpenRun) -> str:
 
 
 def what_epsilon_is_of(privacy: PrivateRun) -> str:
-    """Return sentences on what ε covers besides the training, and on the tokenizer's cost."""
+    """Return sentences on parts other than training that ε covers, and on the tokenizer's cost."""
     scope = "the training alone"
     if privacy.plan.counts is not None:
         scope = "the training and the histogram of its synthesis together"
@@ -305,7 +305,7 @@ def _composed_by(privacy: PrivateRun) -> str:
 def coverage(
     config: TrainConfig, privacy: RunPrivacy, evaluations: Sequence[ScoreEntry]
 ) -> list[str]:
-    """Return paragraphs on what ε covers and on what it does not cover."""
+    """Return paragraphs on the parts that ε covers and the parts that it does not cover."""
     if not isinstance(privacy, PrivateRun):
         return starting_sentences(privacy)
     covered = [
@@ -348,7 +348,7 @@ _LOSSES_NOT_COVERED = (
 
 
 def _search(selection: Selection) -> list[str]:
-    """Return sentences on what the ε of a search covers in addition to one run."""
+    """Return sentences on the parts that ε of a search covers in addition to one run."""
     return [
         "Covered: the choice of this run as the best of a secret random number of runs,"
         f" {selection.expected_trials:.4g} in expectation (eta {selection.eta:g}, gamma"
@@ -370,7 +370,7 @@ def _chosen_by(config: TrainConfig, privacy: PrivateRun) -> str:
 
 
 def _mechanism_rows(privacy: PrivateRun) -> list[Row]:
-    """Return rows on how sampling and noise of different steps are related; none for DP-SGD."""
+    """Return rows on the relation of sampling and noise between steps; no rows for DP-SGD."""
     mechanism = privacy.plan.mechanism
     if mechanism == DPSGD():
         return []
@@ -384,7 +384,7 @@ def _mechanism_rows(privacy: PrivateRun) -> list[Row]:
 
 
 def _clipped_rows(privacy: RunPrivacy) -> list[Row]:
-    """Return rows on the sampling and clipping of a run without noise; none if it does not clip."""
+    """Return rows on sampling and clipping in a run without noise; no rows without clipping."""
     if isinstance(privacy, PrivateRun) or not isinstance(privacy.plan, ClippingPlan):
         return []
     return [

@@ -90,9 +90,9 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
     """Make a synthetic table from a private table, or continue an interrupted synthesis.
 
     Args:
-        config: The configuration of the synthesis; with ``resume``, that of the interrupted
-            synthesis.
-        folder: A new folder, or with ``resume`` that of the interrupted synthesis.
+        config: The configuration of the synthesis; with ``resume``, the configuration of the
+            interrupted synthesis.
+        folder: A new folder, or with ``resume`` the folder of the interrupted synthesis.
         rows: The private table, if it is in memory.
 
     Returns:
@@ -169,7 +169,7 @@ def make_table(config: SynthesizeConfig, folder: Path, rows: Rows | None = None)
         plan = plan_synthesis(config, row_format, condition, tokenizer, table.num_units)
         training = training_command(plan)
 
-        # 4. Open the folder: a new one, or that of the same table.
+        # 4. Open a new folder, or the folder of an interrupted synthesis of the same table.
         if config.resume is None:
             # Reject a model and settings that do not fit before the histogram spends epsilon.
             architecture = read_architecture(training.model)
@@ -267,7 +267,7 @@ def _refuse_used(folder: Path) -> None:
 def _histogram(
     plan: SynthesisPlan, condition: Condition, table: PrivateTable, folder: Path
 ) -> list[float]:
-    """Return the noisy counts on disk, or new ones after writing their line of the ledger.
+    """Return the noisy counts on disk, or draw new counts after writing their line of the ledger.
 
     Raises:
         StateError: Noise was drawn before, and the counts are missing or were changed.

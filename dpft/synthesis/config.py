@@ -104,7 +104,7 @@ class ControlConfig(Section):
     """Share of the rows or units that are controls; null uses no controls and writes no private
     page."""
     limit: AtLeastOne = 2000
-    """Most rows of each kind that the private page compares."""
+    """Maximum number of rows of each kind that the private page compares."""
 
 
 class SynthesizeConfig(Root):
@@ -142,20 +142,22 @@ class SynthesizeConfig(Root):
     """File that declares the public facts of the table, or draft to write a draft; null takes the
     data's name with the ending .schema.yaml."""
     condition: tuple[str, ...] = ()
-    """Columns whose joint histogram determines how many rows of each kind there are."""
+    """Columns whose joint histogram determines the number of rows of each kind."""
     num: AtLeastOne | None = Field(default=None, examples=[1000])
     """Rows to write; null takes the public number of rows or units."""
     to: str | None = None
     """File to write, .csv, .jsonl or .parquet; null takes synthetic.csv in the run's folder."""
     form: Literal["object", "array"] = "object"
-    """How the model reads and writes a row: object with column names, or array without."""
+    """Format in which the model reads and writes a row: object with column names, or array without
+    names."""
     text_weight: Positive = 1.0
     """Loss weight of the tokens of a text; the tokens of other columns have weight 1."""
     invalid: Literal["error", "missing", "skip"] = "error"
     """Treatment of a row that the schema does not allow: error rejects the data, missing empties
     the cell, and skip skips the row. If the cell may not be empty, missing skips the row."""
     retries: Count = 5
-    """How often a row that breaks a rule between columns, or cannot be parsed, is drawn again."""
+    """Maximum number of times that a row is drawn again because it breaks a rule between columns or
+    cannot be parsed."""
     batch_size: AtLeastOne = 64
     """Rows generated at once; affects only memory and speed."""
     resume: str | None = None
@@ -193,7 +195,7 @@ def expand(overrides: list[str]) -> list[str]:
 
 
 def configuration(composed: DictConfig, words: Words) -> SynthesizeConfig:
-    """Return the composed configuration. With ``resume=RUN``, return the interrupted synthesis's.
+    """Return the composed configuration, or with ``resume=RUN`` that synthesis's configuration.
 
     Raises:
         InputError: The configuration is incomplete or invalid, or ``resume`` is combined with any

@@ -22,8 +22,8 @@ FEW_VALUES, LETTERS_OF_A_TOKEN = 50, 3
 PLAIN_NUMBER = re.compile(
     r"-?(?:0|[1-9]\d{0,14}|(?=\.\d))(?:\.\d*(?:[eE][+-]?\d+)?|[eE][+-]\d+)?", re.ASCII
 )
-"""A number that float64 represents; excludes postcodes (02116), phone numbers (+49…), card numbers
-and hashes."""
+"""Pattern of a number that float64 represents. It does not match postcodes (02116), phone numbers
+(+49…), card numbers or hashes."""
 HEAD = f"""\
 {MARK}: it was derived from the private table, and the schema is public.
 # Review each line and ask whether everybody may know it. Take values from a code book and ranges

@@ -126,7 +126,7 @@ class Writer:
 
 
 def generate_rows(plan: SynthesisPlan, cells: Sequence[Mapping[str, Any]], folder: Path) -> Drawn:
-    """Return the synthetic rows, including those in blocks that are already on disk.
+    """Return the synthetic rows, including rows in blocks that are already on disk.
 
     Raises:
         StateError: A block is damaged.

@@ -2,8 +2,7 @@
 
 A cell is one value for each column of the condition, including missing values. Only the schema
 decides which cells exist. Each cell gets Gaussian noise, whether it contains records or not. A unit
-adds at most 1 to the counts in L2 norm, because the shares of its records sum to 1, however many
-records the unit has.
+adds at most 1 to the counts in L2 norm, because the shares of its records always sum to 1.
 
 The noisy counts are projected onto the nearest non-negative counts with the same sum (Duchi et al.
 2008, Figure 1). If negative counts were only set to zero, empty cells would get too large a share.

@@ -168,7 +168,7 @@ def associations(schema: Schema, tables: Tables) -> Comparison:
 
 
 def usefulness(schema: Schema, tables: Tables) -> Comparison:
-    """Return the accuracy on controls of label classifiers trained on synthetic and real rows."""
+    """Return the accuracy, on controls, of classifiers trained on synthetic and on real rows."""
     label, rows = schema.label, {}
     note = "No classifier was trained: the schema names no label."
     if label is not None:

@@ -26,7 +26,8 @@ from dpft.synthesis.histogram import Condition
 from dpft.synthesis.rows import RowFormat, check_tokenizer, compile_grammar
 
 GIVEN_COLUMN, ROW_COLUMN = "__given__", "__row__"
-"""Columns of the training records: what the model reads of a row, and what it generates."""
+"""Columns of the training records: the text that the model reads, and the text that it
+generates."""
 SECTIONS = ("model", "method", "train", "optimizer", "scheduler")
 """Sections of the configuration that also apply to the training."""
 ACCOUNTANT = "pld"
@@ -43,9 +44,9 @@ class SynthesisPlan:
     rows: RowFormat
     condition: Condition | None
     max_prompt: int
-    """Most tokens of a prompt."""
+    """Maximum number of tokens of a prompt."""
     max_target: int
-    """Most tokens of a target."""
+    """Maximum number of tokens of a target."""
     unit_definition: str
     """Description of the privacy unit, as text after "the unit is"."""
     num_examples: int
@@ -179,7 +180,7 @@ def plain_training(max_length: int, weights: tuple[float, ...] = ()) -> TrainCom
     """Return the configuration of a training on the rows of a synthesis, without privacy.
 
     Args:
-        max_length: Most tokens of prompt and target together.
+        max_length: Maximum number of tokens of prompt and target together.
         weights: ``RowFormat.json_weights``. If empty, all tokens have the same weight.
     """
     words = [

@@ -1,7 +1,7 @@
 """The files of a synthesis: statement, measures, and the output of the command.
 
-All measures, including those of ``audit=synthetic``, are tables. The pages and the terminal show
-these tables unchanged.
+All measures, including the measures of ``audit=synthetic``, are tables. The pages and the terminal
+show these tables unchanged.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

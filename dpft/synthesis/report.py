@@ -214,7 +214,7 @@ def with_epsilon(synthesis: Synthesis, folder: Path) -> Synthesis:
 
 
 def is_finished(folder: Path, target: Path) -> bool:
-    """Return whether a synthesis is finished: the rows on disk are those of its statement."""
+    """Return whether a synthesis is finished, which requires the statement's rows on disk."""
     is_written = (folder / PAGE).exists() and target.exists()
     return is_written and read_model(folder / STATEMENT, Synthesis).rows_sha256 == digest(target)
 

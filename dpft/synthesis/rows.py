@@ -9,7 +9,7 @@ The form ``array`` omits the names and takes fewer tokens: ``["Rome",true,  |  4
 From the schema, llguidance derives the tokens that may come next, and ends a text that has
 ``max_tokens`` tokens. Every value is therefore in range. A row whose text ends within an escape is
 drawn again. In columns with a range or a list of values, the model draws from the whole
-distribution, so that rare values stay as rare as they are. In texts, it draws from the nucleus.
+distribution, so that rare values keep their probability. In texts, it draws from the nucleus.
 """
 
 import bisect
@@ -130,7 +130,7 @@ class RowFormat:
         return row | {c.name: _truncated_text(row[c.name], c, tokenizer) for c in texts}
 
     def longest(self, tokenizer: Any) -> tuple[int, int]:
-        """Return the most tokens of a prompt and of a target; both numbers are public.
+        """Return the maximum numbers of tokens of a prompt and of a target; both are public.
 
         A model may write a value in more tokens than necessary, so each value has some extra
         tokens.

@@ -118,7 +118,7 @@ class Column:
 
     @cached_property
     def options(self) -> tuple[Value, ...]:
-        """All values of a category or boolean, with None if cells may be missing; or empty."""
+        """All values of a category or boolean, with None if cells may be missing; else empty."""
         options: tuple[Value, ...] = (True, False) if self.kind == "boolean" else self.values
         return (*options, None) if options and self.missing else options
 

@@ -23,7 +23,7 @@ from dpft.synthesis.schema import FaultyCell, Row, Schema
 from dpft.tasks.templates import spelled
 
 FEWEST = 20
-"""Minimum number of rows or units. From fewer, nothing useful can be learned privately."""
+"""Minimum number of rows or units. Nothing useful can be learned privately from fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class PrivateTable:
 
     @property
     def num_units(self) -> int:
-        """The number of units, including those without a valid row."""
+        """The number of units, including units without a valid row."""
         return len(set(self.units))
 
     def truncated(self, rows: RowFormat, tokenizer: Any) -> "PrivateTable":
@@ -108,8 +108,8 @@ def read_table(
         invalid: Treatment of an invalid row: error, missing or skip.
 
     Raises:
-        InputError: The columns are not those of the schema, a row is invalid and ``invalid`` is
-            error, or there are too few rows.
+        InputError: The columns differ from the schema, a row is invalid and ``invalid`` is error,
+            or there are too few rows.
     """
     valid: list[Row | None] = []
     units: list[str] = []

@@ -70,8 +70,8 @@ class Example:
     target: str
     """Text on which the loss is computed, without the end-of-text token."""
     group: str
-    """Evaluation generates one prediction for each distinct group; the targets of a group are its
-    references."""
+    """Text that all examples with the same input share. Evaluation generates one prediction for
+    each distinct group; the targets of a group are its references."""
     separator: str = ""
     """The end of ``prompt``, which is kept when a long prompt is cut; may be empty."""
     lead: str = ""
@@ -152,7 +152,7 @@ def shortened(record: Record, letters: int) -> Record:
 
     Args:
         record: A record. A record without text is returned unchanged.
-        letters: Most letters of the prompt's own text, of a target, and of a sentence.
+        letters: Maximum number of letters of the prompt's own text, of a target, and of a sentence.
     """
     if isinstance(record, LabeledExample):
         if all(len(text) <= letters for text in record.texts):
@@ -410,7 +410,7 @@ class Task(Section, ABC):
         return ()
 
     def begun(self, date: str) -> Self:
-        """Return the task with the day on which a run begins, such as 2026-11-29, filled in."""
+        """Return the task with the start day of a run filled in, such as 2026-11-29."""
         return self
 
     @property
@@ -424,7 +424,7 @@ class Task(Section, ABC):
 
         Args:
             row: The value of each column: text, or any value in an untyped column. Every name in
-                ``columns`` is present, and those in ``optional_columns`` that the row has.
+                ``columns`` is present. A name in ``optional_columns`` is present if the row has it.
 
         Raises:
             InputError: The text of the row does not have the form that the task needs. The message
@@ -477,8 +477,8 @@ class TextualTask(Task):
     """A task whose records are text."""
 
     max_length: Annotated[int, Field(ge=2)] | None = None
-    """Most tokens of an example; null takes 512, or the number of positions of the model if that is
-    less. Longer prompts are cut, but never the end of the target."""
+    """Maximum number of tokens of an example; null means 512, or the number of positions of the
+    model if that is less. Longer prompts are cut, but never the end of the target."""
 
     language: str | None = None
     """Language of the texts as an ISO 639-1 code such as zh, which determines the words that
@@ -551,7 +551,7 @@ class TextTask(TextualTask):
 
     @property
     def given_columns(self) -> tuple[str, ...]:
-        """Columns that a row must have for generation with a trained model: those of the prompt."""
+        """Columns of the prompt, which a row must have for generation with a trained model."""
         return self.prompt_columns
 
     @property
@@ -584,7 +584,7 @@ class TextTask(TextualTask):
 
         Args:
             row: The value of each column. Every name in ``given_columns`` is present; the mapping
-                is empty if whole records are generated from nothing.
+                is empty if whole records are generated without a prompt.
         """
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> Example:
@@ -635,7 +635,7 @@ class LabelTask(Task):
 
     @abstractmethod
     def prediction(self, text: str) -> float:
-        """Return the label that a text in a file of predictions gives.
+        """Return the label for a text in a file of predictions.
 
         The text has the form of ``label_text``, or any form that ``label`` accepts.
 

@@ -14,7 +14,8 @@ class CifarTask(ImageTask):
     """Images of one class each."""
 
     label_bytes: ClassVar[int]
-    """Number of bytes before each image of the binary version; the last of them is the class."""
+    """Number of bytes before each image of the binary version; the last of these bytes is the
+    class."""
     local_form: ClassVar[str | None] = "cifar"
 
     @property

@@ -30,7 +30,7 @@ class ClassTask(LabelTask):
         return self.labels
 
     def label(self, value: Any) -> float:
-        """See ``LabelTask.label``: the number of the class that a value gives by name or number."""
+        """See ``LabelTask.label``: the number of the class that a value names or numbers."""
         return class_number(self.classes, value, "label", key="label")
 
     def prediction(self, text: str) -> float:

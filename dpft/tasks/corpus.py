@@ -19,7 +19,8 @@ LINE: Final = "line"
 DOCUMENT: Final = "document"
 CHUNKS = "chunks_per_record"
 C4_TEXTS = {"en": 364868892, "en.noblocklist": 393391519, "realnewslike": 13799838}
-"""Number of texts in C4's training split by hub_config: num_examples in its data card on the Hub.
+"""Number of texts in C4's training split, by hub_config. Source: num_examples in its data card on
+the Hub.
 """
 SPANS, PREFIX, NEXT, MASKS = "span_corruption", "prefix_lm", "causal", "mlm"
 OBJECTIVES = {NEXT: CAUSAL, SPANS: SEQ2SEQ, PREFIX: SEQ2SEQ, MASKS: MASKED}
@@ -35,8 +36,8 @@ class CorpusTask(OwnRows, TextTask):
     .parquet and .csv. The folder may instead contain files or folders named train, validation or
     test."""
     max_length: Annotated[int, Field(ge=2)] | None = None
-    """Most tokens of a text; null takes 512, or the number of positions of the model if that is
-    less. A longer text loses its end."""
+    """Maximum number of tokens of a text; null means 512, or the number of positions of the model
+    if that is less. A longer text loses its end."""
     text_column: str = Field(default="text", alias="text")
     """The column that contains the text, in files that have columns and on the Hub."""
     record_kind: Literal["line", "document"] = Field(default=LINE, alias="record")
@@ -46,8 +47,8 @@ class CorpusTask(OwnRows, TextTask):
     """Training objective: causal (next tokens), span_corruption (T5's hidden spans), prefix_lm
     (text after its beginning) or mlm (masked tokens); null takes the model's own objective."""
     chunks_per_record: AtLeastOne = 1
-    """Most chunks of a record that are trained on, each as long as max_length allows. They are
-    clipped as one, unless privacy.unit=chunk."""
+    """Maximum number of chunks of a record that are trained on, each as long as max_length allows.
+    They are clipped as one, unless privacy.unit=chunk."""
 
     rows_key: ClassVar[str | None] = CHUNKS
     takes_file: ClassVar[bool] = True

@@ -5,7 +5,7 @@ The keys of ``task=custom`` select the form of the data (`form_of`):
 - templates of a prompt and a target
 - one template of a plain text
 - a text and the column of its class
-- messages, of which the model learns the assistant's last one and reads the earlier ones
+- messages: the model learns the assistant's last message and reads the earlier messages
 """
 
 import datetime
@@ -58,7 +58,8 @@ class CustomFields(OwnRows):
     target_template: str | None = Field(default=None, alias="target")
     """Template of the text that the model learns to generate after the prompt."""
     learn_prompt: bool = False
-    """Whether the model also learns to generate the prompt, and thus whole rows from nothing."""
+    """Whether the model also learns to generate the prompt, and thus whole rows without a
+    prompt."""
     json_weights: tuple[Positive, ...] = ()
     """Loss weight of each segment of a JSON target, which commas and colons outside strings
     separate; other segments and the end have weight 1."""
@@ -67,7 +68,7 @@ class CustomFields(OwnRows):
     messages_column: str | None = Field(default=None, alias="messages")
     """The column that contains a list of {role, content} or of {from, value}."""
     completion_column: str | None = Field(default=None, alias="completion")
-    """The column that contains the messages after those in ``task.messages``, with the answer last.
+    """The column that contains the messages that follow ``task.messages``, with the answer last.
     """
     merge_system: bool = False
     """Whether a system message becomes the beginning of the user's first message."""
@@ -154,7 +155,7 @@ class CustomFields(OwnRows):
 
     @property
     def _form(self) -> frozenset[str] | None:
-        """The form of the fields, as in ``form_of``, by the keys under which they are given."""
+        """The form of data that the given keys select; see ``form_of``."""
         fields = type(self).model_fields.items()
         return form_of({field.alias or name: getattr(self, name) for name, field in fields})
 
@@ -350,7 +351,7 @@ class CustomTexts(CustomFields, TextTask):
         return WholeRows(**values_of(self, CustomFields))
 
     def record(self, row: Mapping[str, Any], text: str) -> dict[str, Any] | None:
-        """See ``TextTask.record``: the prompt's columns, and the target's parsed from the text.
+        """See ``TextTask.record``: the prompt's columns, and the target's columns from the text.
 
         The columns have the names in the user's file. As in training, a blank text gives no row.
         """
@@ -390,7 +391,7 @@ class CustomTexts(CustomFields, TextTask):
 
 
 class WholeRows(CustomTexts):
-    """Rows with a learned prompt, which a model generates from nothing as one text."""
+    """Rows with a learned prompt. A model generates prompt and target as one text."""
 
     @cached_property
     def _prompt(self) -> ColumnTemplate:
@@ -674,7 +675,7 @@ def _json(value: Any) -> Any:
 
 @TASKS.register("custom")
 class CustomTask(CustomFields):
-    """A task on your own data whose form is not known yet; ``chosen`` returns the form's class."""
+    """A task on your own data before its form is known; ``chosen`` returns the form's class."""
 
     @classmethod
     def chosen(cls, values: Mapping[str, Any]) -> type[Task]:

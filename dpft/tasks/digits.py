@@ -15,8 +15,8 @@ class DigitsTask(ImageTask):
 
     source: Source = "embedded"
     half: str = "all"
-    """Training digits to use: all; public, every second one, for training without privacy first; or
-    private, the others."""
+    """Training digits to use: all, public or private. public is every second digit, for a first
+    training without privacy; private is the other digits."""
 
     ships_sample: ClassVar[bool] = True
     local_form: ClassVar[str | None] = "digits"

@@ -63,11 +63,11 @@ class E2ETask(TextTask):
     unit_definition: ClassVar[str] = (
         "pair of a meaning representation and a reference; equal pairs are records apart"
     )
-    """One record is one pair of a meaning representation and a sentence, even if others repeat
-    either."""
+    """One record is one pair of a meaning representation and a sentence, even if other pairs
+    contain the same representation or sentence."""
 
     def examples(self, row: Mapping[str, Any]) -> tuple[Example, ...]:
-        """Return the row's example: the linearized record is the prompt, the reference the target.
+        """Return the example of a row: prompt (the linearized record) and target (the reference).
 
         Raises:
             InputError: The meaning representation does not have the form ``field[value], …``.

@@ -249,8 +249,8 @@ class GlueTask(GlueFields, ClassificationTask):
     def distribution(self, label: float) -> tuple[float, ...]:
         """Return the target probabilities of the labels in training, for label words.
 
-        A class has probability 1. A score divides the probability between its two ends, so that the
-        probability of the last label, scaled to the largest score, is the score.
+        A class has probability 1. For a score, the probability is divided between the two labels,
+        so that the probability of the last label times the largest score is the score.
         """
         if self.max_score is None:
             return super().distribution(label)

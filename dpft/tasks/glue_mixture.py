@@ -22,13 +22,13 @@ TRAIN = "train"
 
 @TASKS.register("glue_mixture")
 class GlueMixture(SeqToSeqTask):
-    """Several GLUE tasks, text to text; each task is scored separately, and so is their mean."""
+    """Several GLUE tasks, text to text; there are scores for each task and for their mean."""
 
     tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """The tasks by name, each with text_columns, labels, max_score, num_train_examples and the
     parts of its validation split."""
     mixture_limit: AtLeastOne | None = None
-    """Most training records of a task, only for privacy=none; null takes all."""
+    """Maximum number of training records of a task, only for privacy=none; null takes all."""
 
     published_hub_name: ClassVar[str | None] = "nyu-mll/glue"
     scores_rows: ClassVar[bool] = True

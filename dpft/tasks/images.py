@@ -35,10 +35,11 @@ class ImageTask(ClassTask):
     """Standard deviation of each channel, by which pixels are divided; one number applies to all
     channels."""
     augmentations: Count = 0
-    """Random views of each record in a step; 0 uses the image itself. The gradients of the views
-    are averaged and clipped as one (De et al. 2022). The views are drawn from a secret key."""
+    """Number of random views of each record in a step; 0 uses the image itself. The gradients of
+    the views are averaged and clipped as one (De et al. 2022). The views are drawn from a secret
+    key."""
     workers: Count = 2
-    """Processes that decode images; 0 decodes images in the run's own process."""
+    """Number of processes that decode images; 0 decodes images in the run's own process."""
 
     modality: ClassVar[str] = "image"
     rows_key: ClassVar[str | None] = AUGMENTATIONS

@@ -28,8 +28,8 @@ class PersonaChatTask(TextTask):
     """The configuration of Persona-Chat, ``conf/task/personachat.yaml``."""
 
     max_history: int | None = None
-    """Number of latest turns of the history that the model reads; null takes all that max_length
-    allows."""
+    """Number of most recent turns of the history that the model reads; null takes all that
+    max_length allows."""
     use_persona: bool = True
     """Whether the model reads the persona."""
     eval_split: str = "validation"

@@ -1,7 +1,7 @@
 """Preference data: a prompt, the answer that a person chose, and the answer that they rejected.
 
-One pair is one record. The objective raises the probability of the chosen answer relative to that
-of the rejected answer: DPO, IPO or ORPO (``dpft.data.preference_loss``).
+One pair is one record. The objective (DPO, IPO or ORPO) raises the probability of the chosen answer
+relative to the probability of the rejected answer (``dpft.data.preference_loss``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class PreferenceTask(OwnRows, TextTask):
     """Strength of the objective: for dpo and ipo, how close the model stays to the reference; for
     orpo, the weight of the odds ratio."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """For dpo, the share of pairs that are assumed to be labeled the wrong way round."""
+    """For dpo, the share of pairs in which the two answers are assumed to be swapped."""
     chat_template: bool | None = None
     """Whether prompt and answer are formatted with the model's chat template; null uses a template
     if the model has one."""
@@ -121,7 +121,7 @@ class PreferenceTask(OwnRows, TextTask):
         return {self.prompt_column: row[self.prompt_column], self.chosen_column: text}
 
     def canary(self, read: Sequence[str], learned: Sequence[str], *, number: int) -> ChatExample:
-        """See ``Task.canary``: the learned words are chosen, and rejected in reverse order."""
+        """See ``Task.canary``: the rejected answer is the chosen one reversed, then ``no``."""
         return self.examples(
             {
                 self.prompt_column: " ".join(read),

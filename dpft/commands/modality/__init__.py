@@ -26,7 +26,7 @@ class Modality(ABC):
 
     @abstractmethod
     def fitted(self, task: Any, architecture: Architecture, extra_positions: int) -> Any:
-        """Return the task with the size of its records, if the model determines the size."""
+        """Return the task, with the size of its records filled in if the model determines it."""
 
     @abstractmethod
     def check_fit(
@@ -37,7 +37,7 @@ class Modality(ABC):
         max_new_tokens: int | None,
         extra_positions: int = 0,
     ) -> None:
-        """Reject records for which the model has no room."""
+        """Reject records with a length or size that the model does not support."""
 
     @abstractmethod
     def processor(

@@ -212,7 +212,7 @@ def _for_channels(key: str, values: tuple[float, ...], channels: int) -> tuple[f
     """Return one number for each channel.
 
     Raises:
-        InputError: There is neither one number nor one number for each channel.
+        InputError: The number of values is neither 1 nor the number of channels.
     """
     if len(values) not in (1, channels):
         raise InputError(

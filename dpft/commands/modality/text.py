@@ -204,7 +204,8 @@ class TextModality(Modality):
         """
         causal = head.kind != MASKED
         if head.kind == CLASSIFIER:
-            # Rows are padded with the model's own padding id, by which the model finds their end.
+            # Rows are padded with the model's own padding id, because the model finds the end of a
+            # row by this id.
             layout = text_layout(task, architecture, head, words=())
             return _fitting(
                 task, SentenceEncoding(tokenizer=processor, layout=layout, max_length=task.longest)

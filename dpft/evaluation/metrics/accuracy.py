@@ -2,8 +2,9 @@
 
 ``accuracy`` compares labels. ``text_accuracy`` compares generated texts exactly, as Ponomareva et
 al. 2022 do for every task of GLUE, including CoLA and STS-B. A text that is not a label is wrong.
-They call ``token_accuracy`` the accuracy of pre-training. For span corruption, it covers the
-hidden tokens and the sentinels between them. It depends on the tokenizer and on the hidden spans.
+In that paper, ``token_accuracy`` is the accuracy of pre-training. For span corruption, it covers
+the hidden tokens and the sentinels between them. It depends on the tokenizer and on the hidden
+spans.
 """
 
 from collections.abc import Sequence

@@ -8,8 +8,8 @@ uses coco-caption. That scorer tokenizes with the Stanford PTBTokenizer 3.4.1, c
 case and removes punctuation. This module implements the part of that tokenizer that English
 sentences use. It was compared on the 60,757 distinct texts of E2E's references and challenge
 outputs. Except for the spelling of "£" and brackets, the tokens differ in only 73 texts. Most of
-them contain "center." or "st." before another sentence, which the Stanford tokenizer treats as
-abbreviations.
+these texts contain "center." or "st." before another sentence, which the Stanford tokenizer treats
+as abbreviations.
 """
 
 import importlib
@@ -94,8 +94,8 @@ class MetricSpec:
     """Function that returns, for a language, the settings that reproduce a score, such as
     sacrebleu's signature."""
     better: str | None = HIGHER
-    """``HIGHER`` or ``LOWER``; None if neither is better, so that runs cannot be selected by the
-    metric."""
+    """``HIGHER`` or ``LOWER``; None if neither direction is better, so that runs cannot be selected
+    by the metric."""
 
     @property
     def heading(self) -> str:
@@ -202,7 +202,7 @@ _TOKEN = r"""
     """
 _ENGLISH_TOKEN = re.compile(_TOKEN, re.VERBOSE)
 _UNICODE_TOKEN = regex.compile(_TOKEN, regex.VERBOSE)
-"""Pattern in which a word includes its combining marks, such as the vowel signs of Hindi."""
+"""Pattern of tokens; a word includes its combining marks, such as the vowel signs of Hindi."""
 _PUNCTUATION = frozenset(".?!,:;-`'\"")
 
 

@@ -1,4 +1,4 @@
-"""CIDEr as the E2E NLG Challenge computes it: coco-caption's, over Penn Treebank tokens.
+"""CIDEr as the E2E NLG Challenge computes it: coco-caption with Penn Treebank tokens.
 
 The library's own tokenizer needs Java and writes texts to its folder in site-packages. With the
 tokens of ``dpft.evaluation.metrics.base``, the scores of the 19 challenge systems differ by at most

@@ -1,8 +1,8 @@
 """NIST-5 as the E2E NLG Challenge computes it: NIST's mteval-13a, case-insensitive.
 
 The computation is implemented here because no library reproduces the challenge's number (TGen
-8.6094). NLTK uses only one reference, the best one (7.13). The length penalty compares the length
-of the predictions with the mean length of all references of the corpus, times the number of inputs.
+8.6094). NLTK uses only the best reference and gives 7.13. The length penalty compares the length of
+the predictions with the mean length of all references of the corpus, times the number of inputs.
 """
 
 import math

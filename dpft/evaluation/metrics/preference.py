@@ -1,7 +1,8 @@
 """Scores of preference pairs: how a model ranks chosen and rejected answers.
 
-They use the model's log-likelihoods of the two answers of each pair, summed over the tokens of each
-answer. They need no reference model, so scores before and after training can be compared.
+The scores use the model's log-likelihoods of the two answers of each pair, summed over the tokens
+of each answer. The scores need no reference model, so scores before and after training can be
+compared.
 """
 
 import math
@@ -20,7 +21,7 @@ CITATION = "Rafailov et al. 2023 (arXiv 2305.18290)."
 def preference_accuracy(
     chosen: Sequence[float], rejected: Sequence[float], tokens: Sequence[int]
 ) -> float:
-    """Return the share of pairs whose chosen answer the model finds more likely, 0..1.
+    """Return the share of pairs in which the chosen answer is more likely under the model, 0..1.
 
     >>> preference_accuracy([-1.0, -5.0], [-2.0, -3.0], [2, 2])
     0.5

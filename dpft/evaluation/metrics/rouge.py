@@ -1,18 +1,18 @@
 """ROUGE, by either of two scorers.
 
-``rouge_1``, ``rouge_2`` and ``rouge_score_l`` are those of Google's rouge-score, with the best
+``rouge_1``, ``rouge_2`` and ``rouge_score_l`` are the scores of Google's rouge-score, with the best
 reference of each input. English words are stemmed (Porter), as in the scorer of the GEM benchmark.
 Li et al. 2022 (appendix) scored DART with it, because DART's own scorer has no ROUGE. GEM omits
-each reference in turn and averages the scores of the best remaining one. This metric uses the best
-of all references, like ``score_multi`` of rouge-score. Inputs with several references therefore
-score slightly higher.
+each reference in turn and averages the scores of the best remaining reference. This metric uses the
+best of all references, like ``score_multi`` of rouge-score. Inputs with several references
+therefore score slightly higher.
 
-``rouge_l`` is ROUGE-L as the E2E NLG Challenge computes it: coco-caption's, Lin 2004 with beta 1.2.
-The computation is implemented here because the library that contains it (pycocoevalcap) needs Java
-for its tokens. Google's rouge-score computes a different ROUGE-L (beta 1, the best single
+``rouge_l`` is ROUGE-L as the E2E NLG Challenge computes it with coco-caption: Lin 2004 with beta
+1.2. The computation is implemented here because the library that contains it (pycocoevalcap) needs
+Java for its tokens. Google's rouge-score computes a different ROUGE-L (beta 1, the best single
 reference, other tokens). With the tokens of ``dpft.evaluation.metrics.base``, the scores of the 19
-challenge systems differ from those of pycocoevalcap with Java by at most 3e-5. For 18 systems, the
-difference is at most 1e-6. TGen scores 0.68502 (published 0.6850), and Chen 0.67137 (0.6714).
+challenge systems differ from the scores of pycocoevalcap with Java by at most 3e-5. For 18 systems,
+the difference is at most 1e-6. TGen scores 0.68502 (published 0.6850), and Chen 0.67137 (0.6714).
 """
 
 from collections.abc import Sequence

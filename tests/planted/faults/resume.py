@@ -160,7 +160,7 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "dpft/commands/new_run.py",
-                "    if read_journal(folder / JOURNAL):  # Whatever became of the ledger since.\n"
+                "    if read_journal(folder / JOURNAL):  # Even if the ledger was changed since.\n"
                 "        return True\n",
                 "",
             ),
